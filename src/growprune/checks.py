@@ -1,0 +1,85 @@
+"""What a Pruner refuses before it does anything: each check is one line that names the thing and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from growprune.errors import GrowpruneError
+from growprune.groups import owner
+from growprune.schedule import Schedule
+from growprune.trace import tensors
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module itself, out of DistributedDataParallel, DataParallel and torch.compile, with the same parameters."""
+    if not isinstance(model, nn.Module):
+        raise GrowpruneError(f"model: need a torch.nn.Module, not {type(model).__name__}")
+    while True:
+        inner = getattr(model, "_orig_mod", None)  # torch.compile
+        if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = model.module
+        if inner is None:
+            break
+        model = inner
+    refuse(model)
+    return model
+
+
+def refuse(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        at = f"'{name}'" if name else "the model"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise GrowpruneError(f"{at} is a TorchScript module, which cannot be narrowed: prune the Python module")
+        if "FullyShardedDataParallel" in type(module).__name__ or "FSDPModule" in {
+            c.__name__ for c in type(module).__mro__
+        }:
+            raise GrowpruneError(f"{at} is sharded (FSDP), so no process sees whole filters: prune before sharding")
+        if parametrize.is_parametrized(module):
+            raise GrowpruneError(f"{at} has parametrised weights ({', '.join(module.parametrizations)}): "
+                                 "remove_parametrizations() first")  # fmt: skip
+    devices = {p.device for p in model.parameters()}
+    if not devices:
+        raise GrowpruneError("the model has no parameters")
+    if len(devices) > 1:
+        raise GrowpruneError(
+            f"the model lies on several devices ({', '.join(sorted(map(str, devices)))}): move it to one"
+        )
+
+
+def short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def choices(schedule: Schedule, granularity: str, scope: str) -> None:
+    if not isinstance(schedule, Schedule):
+        raise GrowpruneError(f"schedule: give GReg1(), GReg2(), OneShot() or a Schedule of your own, not {schedule!r}")
+    for name, value, known in (
+        ("granularity", granularity, ("filter", "weight")),
+        ("scope", scope, ("filter", "path")),
+    ):
+        if value not in known:
+            raise GrowpruneError(f"{name}: '{value}' is none of {', '.join(known)}")
+    if granularity == "weight" and scope == "path":
+        raise GrowpruneError("scope='path' is for filters: a single weight has no path")
+
+
+def weights(model: nn.Module) -> None:
+    for name, t in tensors(model).items():
+        if torch.nn.parameter.is_lazy(t):
+            raise GrowpruneError(f"'{name}' is not initialised: run the model once first")
+        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
+            raise GrowpruneError(f"'{name}' holds NaN or infinite values")
+
+
+def trainable(model: nn.Module, names: Iterable[str]) -> None:
+    parameters = dict(model.named_parameters())
+    for name in names:
+        if not parameters[name].requires_grad:
+            raise GrowpruneError(f"'{name}' is frozen (requires_grad=False), so no penalty can push it: "
+                                 f"unfreeze it, or name '{owner(name)}' in ignore=")  # fmt: skip

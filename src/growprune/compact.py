@@ -1,0 +1,256 @@
+"""Physical removal: a smaller module of the same class, and what must follow it.
+
+    cut     the module without the pruned units, every tensor narrowed, its own forward untouched
+    fold    what a vanished filter still sends onward goes into what follows
+    follow  the optimizer takes the new parameters, its state narrowed alike
+    hold    single weights: exact zeros that stay zero while training
+
+The model is never changed in place but by `hold`; `cut` works on a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from growprune.errors import GrowpruneError
+from growprune.groups import Groups, gone, owner
+from growprune.trace import call, copied, tensors
+
+
+def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
+    """For each tensor that gets smaller: along which dimension, which indices stay."""
+    result: dict[str, list[tuple[int, Tensor]]] = {}
+    for s in groups.slices:
+        lost = gone(pruned, s.units)
+        if s.dim is not None and bool(lost.any()):
+            result.setdefault(s.tensor, []).append((s.dim, (~lost).nonzero().flatten()))
+    return result
+
+
+def narrowed(t: Tensor, cuts: Sequence[tuple[int, Tensor]], sizes: Sequence[int]) -> Tensor:
+    """`t` with only the kept indices, along every dimension in which it has the parameter's own size."""
+    if t.dim() != len(sizes):
+        return t
+    channels_last = t.dim() == 4 and not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
+    for dim, indices in cuts:
+        if t.shape[dim] == sizes[dim]:
+            t = t.index_select(dim, indices.to(t.device))
+    return t.contiguous(memory_format=torch.channels_last) if channels_last else t
+
+
+def places(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
+    """Where each tensor hangs: a shared one in several places, all under its first name."""
+    first: dict[int, str] = {id(t): name for name, t in tensors(model).items()}
+    result: dict[str, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, t in [*module._parameters.items(), *module._buffers.items()]:
+            if t is not None:
+                result.setdefault(first[id(t)], []).append((module, name))
+    return result
+
+
+def put(where: Sequence[tuple[nn.Module, str]], old: Tensor, new: Tensor) -> None:
+    """Hang a new tensor in every place where the old one hung."""
+    if isinstance(old, nn.Parameter):
+        new = nn.Parameter(new, requires_grad=old.requires_grad)
+    for module, name in where:
+        table: Any = module._parameters if name in module._parameters else module._buffers
+        table[name] = new
+
+
+@torch.no_grad()
+def cut(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
+    """A copy of the model without the pruned units."""
+    small = copied(model)
+    old, where = tensors(small), places(small)
+    for name, cuts in kept_indices(groups, pruned).items():
+        put(where[name], old[name], narrowed(old[name], cuts, old[name].shape).clone())
+        for module, _ in where[name]:
+            refit(module)
+    for name, units in groups.grouped.items():
+        lost = gone(pruned, units)
+        if bool(lost.any()):
+            regroup(small.get_submodule(owner(name)), int((~lost).sum()), len(units))
+    return small
+
+
+def refit(module: nn.Module) -> None:
+    """Make a standard module's own numbers agree with the shapes of its tensors."""
+    weight = module._parameters.get("weight")
+    if isinstance(module, _ConvNd):
+        assert weight is not None
+        wide = weight.shape[1] * module.groups
+        module.in_channels, module.out_channels = (
+            (weight.shape[0], wide) if module.transposed else (wide, weight.shape[0])
+        )
+    elif isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _NormBase):
+        sample = next((t for t in (weight, module.running_mean) if t is not None), None)
+        module.num_features = module.num_features if sample is None else len(sample)
+    elif isinstance(module, nn.GroupNorm) and weight is not None:
+        module.num_channels = len(weight)
+    elif isinstance(module, nn.Embedding):
+        module.embedding_dim = module.weight.shape[1]
+
+
+def regroup(module: nn.Module, channels: int, before: int) -> None:
+    """The number of groups that the channels left over fall into, their size unchanged or cut evenly."""
+    if isinstance(module, _ConvNd):
+        module.groups = channels // module.weight.shape[1]
+        refit(module)
+    elif isinstance(module, nn.GroupNorm):
+        module.num_groups = module.num_groups * channels // before
+        refit(module)
+    else:
+        raise GrowpruneError(f"a grouped layer inside {type(module).__name__} cannot be narrowed: name it in ignore=")
+
+
+# -- folding -------------------------------------------------------------------------------------------------------
+
+
+class Onward(TorchDispatchMode):
+    """Watches the layers that read vanished channels and notes what those channels add to their output, on average."""
+
+    def __init__(self, model: nn.Module, lost: Mapping[str, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = {id(t): name for name, t in tensors(model).items()}
+        self.lost = lost
+        self.sent: dict[str, Tensor] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        kind = func._overloadpacket.__name__
+        name = self.names.get(id(args[1]), "") if kind in ("conv1d", "conv2d", "conv3d", "linear") else ""
+        if name in self.lost:
+            x, rest = args[0], args[3:]
+            dim = x.dim() - 1 if kind == "linear" else x.dim() - args[1].dim() + 1
+            shape = [1] * x.dim()
+            shape[dim] = -1
+            alone = func(x * self.lost[name].to(x).view(shape), args[1], None, *rest)
+            out_dim = alone.dim() - 1 if kind == "linear" else dim
+            self.sent.setdefault(name, alone.movedim(out_dim, 0).flatten(1).mean(1))
+        return func(*args, **kwargs)
+
+
+@torch.no_grad()
+def fold(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any) -> None:
+    """Put what vanished filters still send onward into `small`: a bias, or the next batch norm's running mean.
+
+    A filter whose weights are zero sends act(β) onward, β its norm's shift (or its bias). The model runs once with the
+    pruned filters' weights and scales at zero, so that every activation in between is its own; what the vanished
+    channels then add to each reader's output (zero padding included) is averaged and folded.
+    """
+    ghost = copied(model).eval()
+    full = tensors(ghost)
+    for s in groups.of_role("filter", "scale", "mean"):
+        if s.dim is not None:
+            lost = gone(pruned, s.units).nonzero().flatten()
+            full[s.tensor].index_fill_(s.dim, lost.to(full[s.tensor].device), 0.0)
+    reads = {
+        s.tensor: gone(pruned, groups.grouped.get(s.tensor, s.units)) for s in groups.of_role("read") if s.dim == 1
+    }
+    watch = Onward(ghost, {name: lost for name, lost in reads.items() if bool(lost.any())})
+    with torch.inference_mode(), watch:
+        call(ghost, example_input)
+    cuts, new = kept_indices(groups, pruned), tensors(small)
+    for weight, sent in watch.sent.items():
+        sent = sent.clone()
+        for dim, indices in cuts.get(weight, ()):
+            sent = sent[indices.to(sent.device)] if dim == 0 else sent
+        bias = small.get_submodule(owner(weight))._parameters.get("bias")
+        if bias is not None:
+            bias.add_(sent)
+        elif weight in groups.norms:
+            new[groups.norms[weight]].sub_(sent)
+
+
+# -- the optimizer -------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def follow(
+    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor
+) -> None:
+    """The optimizer goes on with `small`: its parameters replaced, its state (momentum) narrowed the same way."""
+    name_of = {id(p): name for name, p in model.named_parameters()}
+    new, cuts = dict(small.named_parameters()), kept_indices(groups, pruned)
+    for group in optimizer.param_groups:
+        for i, p in enumerate(group["params"]):
+            name = name_of.get(id(p))
+            if name is None:
+                continue
+            group["params"][i] = new[name]
+            if p in optimizer.state:
+                state = optimizer.state.pop(p)
+                optimizer.state[new[name]] = {
+                    key: narrowed(value, cuts.get(name, ()), p.shape).clone() if isinstance(value, Tensor) else value
+                    for key, value in state.items()
+                }
+
+
+# -- single weights ------------------------------------------------------------------------------------------------
+
+MASK = "_mask"
+"""A held weight's mask is the buffer `weight_mask` beside it; it is not part of the state dict."""
+
+
+@torch.no_grad()
+def hold(model: nn.Module, groups: Groups, pruned: Tensor) -> None:
+    """Set pruned weights to exact zero, and keep them there: their gradients are zero from now on."""
+    where = places(model)
+    for s in groups.slices:
+        keep = ~gone(pruned, s.units)
+        for module, name in where[s.tensor]:
+            keep_zero(module, name, keep)
+
+
+@torch.no_grad()
+def keep_zero(module: nn.Module, name: str, keep: Tensor) -> None:
+    weight = module._parameters[name]
+    assert weight is not None
+    module.register_buffer(f"{name}{MASK}", keep.to(weight.device), persistent=False)
+    weight.masked_fill_(~keep.to(weight.device), 0.0)
+    arm(module, ())
+    module.register_forward_pre_hook(arm)
+
+
+def held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The held weights of one module and their masks."""
+    for name, mask in module._buffers.items():
+        if name.endswith(MASK) and mask is not None and name.removesuffix(MASK) in module._parameters:
+            yield name.removesuffix(MASK), mask
+
+
+def arm(module: nn.Module, args: Any) -> None:
+    """Give each held weight its gradient hook; a copy or a loaded module gets it anew at its next forward."""
+    for name, _ in held(module):
+        weight = module._parameters[name]
+        if weight is not None and weight.requires_grad and not getattr(weight, "_held", False):
+            weight.register_hook(partial(zeroed, module, f"{name}{MASK}"))
+            weight._held = True  # type: ignore[attr-defined]
+
+
+def zeroed(module: nn.Module, mask: str, grad: Tensor) -> Tensor:
+    keep = module._buffers[mask]
+    assert keep is not None
+    return grad.masked_fill(~keep, 0.0)
+
+
+@torch.no_grad()
+def hold_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Momentum and its kin at held weights: zero too."""
+    for module in model.modules():
+        for name, mask in held(module):
+            weight: Any = module._parameters[name]
+            for value in optimizer.state.get(weight, {}).values():
+                if isinstance(value, Tensor) and value.shape == mask.shape:
+                    value.masked_fill_(~mask, 0.0)

@@ -1,0 +1,222 @@
+"""Which units go: a score for each, the least go first.
+
+A criterion sees a layer as a matrix, one row a unit: all the weights of that filter (with those of filters tied to it),
+or the one weight. L1 and L2 need the weights alone; Taylor and OBD first collect gradients or curvatures on data, as
+tensors shaped like the parameters, laid out in the same rows. A plain function of the matrix is a criterion too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from growprune.errors import GrowpruneError, nearest
+from growprune.groups import Groups, Layer
+from growprune.trace import call, copied, tensors
+
+Loss = Callable[[Any, Any], Tensor]
+Batches = Iterable[tuple[Any, Any]]
+
+
+class Criterion:
+    """Scores one layer; `collect` comes first, once, for criteria that need more than the weights."""
+
+    def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
+        """Tensors by parameter name, handed to `score` in the weights' layout; nothing by default."""
+        return {}
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        raise TypeError(f"{type(self).__name__} must say how it scores a layer: define score()")
+
+
+class L1(Criterion):
+    """Σ|w| (Li et al., 2017), the paper's criterion."""
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        return weight.abs().sum(1)
+
+
+class L2(Criterion):
+    """√Σw²."""
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        return weight.square().sum(1).sqrt()
+
+
+class Random(Criterion):
+    """A score by chance: any subset is as likely as any other."""
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        return torch.rand(len(weight), generator=generator).to(weight.device)
+
+
+@dataclass(frozen=True)
+class Taylor(Criterion):
+    """|Σ w·g|: the first-order change of the loss when the unit goes (Molchanov et al., 2017).
+
+    `batches` gives (input, target) pairs; without it the model's own predictions on the example input are the targets.
+    """
+
+    batches: Batches | None = None
+    loss: Loss = F.cross_entropy
+
+    def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
+        return average(self.batches, model, example_input, lambda net, x, y: gradients(self.loss(call(net, x), y), net))
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        assert extra is not None
+        return (weight * extra).sum(1).abs()
+
+
+@dataclass(frozen=True)
+class OBD(Criterion):
+    """½Σ h·w²: the second-order change of the loss, with the Hessian's diagonal h (Optimal Brain Damage).
+
+    h is estimated without bias from Hessian-vector products, h = E[z ⊙ Hz] for random signs z (Hutchinson), `probes` of
+    them on every batch. `batches` as for Taylor.
+    """
+
+    batches: Batches | None = None
+    loss: Loss = F.cross_entropy
+    probes: int = 1
+    seed: int = 0
+
+    def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def diagonal(net: nn.Module, x: Any, y: Any) -> dict[str, Tensor]:
+            first = gradients(self.loss(call(net, x), y), net, create_graph=True)
+            parameters = {name: p for name, p in net.named_parameters() if name in first}
+            total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+            for _ in range(self.probes):
+                signs = {
+                    name: torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
+                    for name, p in parameters.items()
+                }
+                products = torch.autograd.grad(
+                    [first[name] for name in parameters],
+                    list(parameters.values()),
+                    [signs[name] for name in parameters],
+                    retain_graph=True,
+                    allow_unused=True,
+                )
+                for (name, sign), product in zip(signs.items(), products, strict=True):
+                    total[name] += sign * (0 if product is None else product) / self.probes
+            return total
+
+        return average(self.batches, model, example_input, diagonal)
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        assert extra is not None
+        return 0.5 * (extra * weight.square()).sum(1)
+
+
+@dataclass(frozen=True)
+class Custom(Criterion):
+    """A function of the user's own: a matrix, one row a unit, to one score a row."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        scores = self.function(weight)
+        if not isinstance(scores, Tensor) or scores.shape != (len(weight),):
+            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            raise GrowpruneError(
+                f"criterion: your function must give one score a row, shape ({len(weight)},), not {got}"
+            )
+        return scores
+
+
+KNOWN: Mapping[str, type[Criterion]] = {"l1": L1, "l2": L2, "taylor": Taylor, "obd": OBD, "random": Random}
+
+
+def find(criterion: str | Criterion | Callable[[Tensor], Tensor]) -> Criterion:
+    """A criterion by name, as it is, or around a function."""
+    if isinstance(criterion, Criterion):
+        return criterion
+    if isinstance(criterion, str):
+        if criterion not in KNOWN:
+            raise GrowpruneError(
+                f"criterion: unknown '{criterion}'{nearest(criterion, KNOWN)} (known: {', '.join(KNOWN)})"
+            )
+        return KNOWN[criterion]()
+    if callable(criterion):
+        return Custom(criterion)
+    raise GrowpruneError(f"criterion: {criterion!r} is neither a name nor a function")
+
+
+# -- a layer as a matrix -------------------------------------------------------------------------------------------
+
+
+def rows(groups: Groups, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
+    """The layer's filters (or weights) out of tensors shaped like the parameters: one row a unit."""
+    parts = []
+    for s in groups.of_role("filter"):
+        inside = (s.units >= layer.start) & (s.units < layer.stop)
+        if s.dim is None:
+            if bool(inside.view(-1)[0]):
+                return values[s.tensor].detach().reshape(-1, 1)
+        elif bool(inside.any()):
+            units = s.units[inside]
+            order = inside.nonzero().flatten()[torch.argsort(units, stable=True)]
+            value = values[s.tensor].detach()
+            parts.append(value.movedim(s.dim, 0)[order.to(value.device)].reshape(layer.size, -1))
+    return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def scores(
+    groups: Groups, model: nn.Module, example_input: Any, criterion: Criterion, generator: torch.Generator
+) -> Tensor:
+    """The score of every unit, on the model's device."""
+    values = tensors(model)
+    with torch.enable_grad():
+        extra = criterion.collect(model, example_input)
+    result = []
+    for layer in groups.layers:
+        more = rows(groups, layer, extra) if extra else None
+        result.append(criterion.score(rows(groups, layer, values), more, generator).float())
+    return torch.cat(result)
+
+
+# -- data ----------------------------------------------------------------------------------------------------------
+
+
+def gradients(loss: Tensor, model: nn.Module, create_graph: bool = False) -> dict[str, Tensor]:
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, [p for _, p in named], create_graph=create_graph, allow_unused=True)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named, found, strict=True)}
+
+
+def average(
+    batches: Batches | None,
+    model: nn.Module,
+    example_input: Any,
+    measured: Callable[[nn.Module, Any, Any], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """The mean of a measurement over batches, on a copy in evaluation mode: the model itself is not touched."""
+    net = copied(model).eval().requires_grad_(True)
+    device = next(net.parameters()).device
+    if batches is None:
+        warnings.warn(
+            "without batches this criterion measures on the example input and the model's own predictions there",
+            stacklevel=2,
+        )
+        with torch.no_grad():
+            batches = [(example_input, call(net, example_input).argmax(1))]
+    total: dict[str, Tensor] = {}
+    number = 0
+    for x, y in batches:
+        x, y = (t.to(device) if isinstance(t, Tensor) else t for t in (x, y))
+        for name, value in measured(net, x, y).items():
+            total[name] = total[name] + value.detach() if name in total else value.detach()
+        number += 1
+    if number == 0:
+        raise GrowpruneError("criterion: its batches are empty")
+    return {name: value / number for name, value in total.items()}

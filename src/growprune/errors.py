@@ -1,0 +1,20 @@
+"""The one error a user can cause: a line that names the thing and the way out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class GrowpruneError(ValueError):
+    """Bad input, refused before anything was changed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """', did you mean X?' for the known name most like `name`, or nothing.
+
+    >>> nearest("layer1.0.con1", ["layer1.0.conv1", "fc"])
+    ", did you mean 'layer1.0.conv1'?"
+    """
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean '{close[0]}'?" if close else ""

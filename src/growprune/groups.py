@@ -1,0 +1,267 @@
+"""What is removed together: filters with everything that hangs on them, or single weights.
+
+A *unit* is the smallest thing that can go: one filter with its bias, its norm's scale and shift and whatever the
+next layers read of it; or one weight. A *layer* is a run of units, named after the convolution or linear layer that
+makes them. A *slice* says, for one dimension of one tensor, which unit each index belongs to. All of pruning is then
+index arithmetic on one boolean vector, `pruned[unit]`.
+
+    trace ─► groups ─► ratios, criteria, masks, penalty, compact
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from growprune.errors import GrowpruneError, nearest
+from growprune.trace import FIXED, Role, Trace, tensors, trace
+
+Granularity = Literal["filter", "weight"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Units [start, stop), made by the layer `name`, in the order of execution.
+
+    `stage` counts the network's residual stages from 1 (0: the stem, None: there are none); `index` counts all
+    convolutions and linear layers from 0. `stem`: it reads the network's input.
+    """
+
+    name: str
+    start: int
+    stop: int
+    index: int
+    stage: int | None
+    stem: bool
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Index i along dimension `dim` of `tensor` belongs to unit units[i] (-1: none, it stays).
+
+    `dim` None: every element is a unit of its own, `units` has the tensor's shape.
+    """
+
+    tensor: str
+    dim: int | None
+    units: Tensor
+    role: Role
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Layers, and the slices of every tensor that their units own.
+
+    `grouped`: for each grouped convolution or group norm (by its weight) the units of the channels it takes in, from
+    which its new number of groups follows. `norms`: the batch norm (by its running mean) that takes in a layer's output
+    directly. `positions`: how often one forward uses each weight of a layer. `order`: all layers, prunable or not.
+    """
+
+    layers: tuple[Layer, ...]
+    slices: tuple[Slice, ...]
+    grouped: dict[str, Tensor]
+    norms: dict[str, str]
+    positions: dict[str, int]
+    order: tuple[str, ...]
+    granularity: Granularity
+
+    @property
+    def units(self) -> int:
+        return self.layers[-1].stop if self.layers else 0
+
+    @property
+    def stages(self) -> int:
+        """How many residual stages there are, the stem (stage 0) not counted."""
+        return max((layer.stage or 0 for layer in self.layers), default=0)
+
+    def of_role(self, *roles: Role) -> tuple[Slice, ...]:
+        return tuple(s for s in self.slices if s.role in roles)
+
+    def without(self, names: Collection[str]) -> Groups:
+        """The same groups less some layers: their units stay."""
+        kept = [layer for layer in self.layers if layer.name not in names]
+        if not names:
+            return self
+        renumber, start = torch.full((self.units + 1,), -1), 0
+        layers = []
+        for layer in kept:
+            renumber[layer.start : layer.stop] = torch.arange(start, start + layer.size)
+            layers.append(replace(layer, start=start, stop=start + layer.size))
+            start += layer.size
+        slices = (replace(s, units=renumber[s.units]) for s in self.slices)
+        return replace(
+            self,
+            layers=tuple(layers),
+            slices=tuple(s for s in slices if bool((s.units >= 0).any())),
+            grouped={name: renumber[units] for name, units in self.grouped.items()},
+        )
+
+
+def gone(pruned: Tensor, units: Tensor) -> Tensor:
+    """pruned[units], and False where an index belongs to no unit."""
+    return torch.cat([pruned, pruned.new_zeros(1)])[units.to(pruned.device)]
+
+
+def owner(tensor: str) -> str:
+    """The module that holds a tensor: 'layer1.0.conv1' of 'layer1.0.conv1.weight'."""
+    return tensor.rpartition(".")[0]
+
+
+def build(
+    model: nn.Module,
+    example_input: Any,
+    granularity: Granularity = "filter",
+    coupled: bool = False,
+    ignore: Iterable[str | nn.Module] = (),
+    stem: bool = False,
+) -> Groups:
+    """Trace the model and find every unit that may go.
+
+    By default those whose removal stays inside a block: not what a residual addition ties to other layers
+    (`coupled=True` lets these go too, all tied filters at once), nor the stem, the layers that read the network's
+    input (`stem=True` lets them go: the user's ratios speak of them).
+    """
+    found = trace(model, example_input)
+    if not found.operations:
+        raise GrowpruneError("the model has no convolution or linear layer that its forward uses")
+    untouched = ignored(model, ignore)
+    if granularity == "weight":
+        return weights(model, found, untouched)
+    return filters(found, coupled, untouched, stem)
+
+
+def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:
+    """Names of the tensors inside ignored modules."""
+    paths = {id(module): name for name, module in model.named_modules()}
+    names, result = dict(model.named_modules()), set()
+    entries = [ignore] if isinstance(ignore, (str, nn.Module)) else list(ignore)
+    every = tensors(model)
+    for entry in entries:
+        name = entry if isinstance(entry, str) else paths.get(id(entry))
+        if name is None or (name not in names and name not in every):
+            shown = entry if isinstance(entry, str) else type(entry).__name__
+            raise GrowpruneError(f"ignore: the model has no layer '{shown}'{nearest(str(shown), names)}")
+        result |= {t for t in every if t == name or t.startswith(f"{name}.") or name == ""}
+    return result
+
+
+# -- filters -------------------------------------------------------------------------------------------------------
+
+
+def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -> Groups:
+    """Every class of tied channels that some layer makes is a unit, unless a rule above keeps it."""
+    classes = found.components()
+    stays = torch.zeros(found.count, dtype=torch.bool)
+    stays[classes[FIXED]] = True
+    for (tensor, _), labels in found.labels.items():
+        if tensor in untouched:
+            stays[classes[labels]] = True
+    if not coupled:
+        stays[tied_by_addition(found, classes)] = True
+    stages = stage_of_layers(found, classes)
+    unit_of = torch.full((found.count,), -1)
+    layers: list[Layer] = []
+    start = 0
+    for index, (tensor, stem) in enumerate(first_uses(found)):
+        dim = made_dim(found, tensor)
+        own = torch.unique(classes[found.labels[tensor, dim]])
+        own = own[~stays[own] & (unit_of[own] < 0)]
+        if len(own) == 0 or (stem and not coupled and not with_stem):
+            stays[own] = True
+            continue
+        unit_of[own] = torch.arange(start, start + len(own))
+        layers.append(Layer(owner(tensor), start, start + len(own), index, stages[tensor], stem))
+        start += len(own)
+    slices = (Slice(t, d, unit_of[classes[labels]], found.roles[t, d]) for (t, d), labels in found.labels.items())
+    return Groups(
+        layers=tuple(layers),
+        slices=tuple(s for s in slices if bool((s.units >= 0).any())),
+        grouped={name: unit_of[classes[labels]] for name, labels in found.grouped.items()},
+        norms=found.norms,
+        positions=positions(found),
+        order=tuple(owner(tensor) for tensor, _ in first_uses(found)),
+        granularity="filter",
+    )
+
+
+def first_uses(found: Trace) -> list[tuple[str, bool]]:
+    """Every weight with whether it reads the network's input, in the order of first use."""
+    return list({op.weight: (op.weight, op.reads_input) for op in reversed(found.operations)}.values())[::-1]
+
+
+def made_dim(found: Trace, tensor: str) -> int:
+    return 0 if found.roles.get((tensor, 0)) == "filter" else 1
+
+
+def positions(found: Trace) -> dict[str, int]:
+    result: dict[str, int] = {}
+    for op in found.operations:
+        result[op.weight] = result.get(op.weight, 0) + op.positions
+    return result
+
+
+def tied_by_addition(found: Trace, classes: Tensor) -> Tensor:
+    """Classes in which an addition joined filters of different layers: the residual streams."""
+    alone = found.components(additions=False)
+    made = torch.cat([labels for key, labels in found.labels.items() if found.roles[key] == "filter"])
+    pairs = torch.unique(torch.stack([classes[made], alone[made]]), dim=1)
+    streams, times = torch.unique(pairs[0], return_counts=True)
+    tied: Tensor = streams[times > 1]
+    return tied
+
+
+def stage_of_layers(found: Trace, classes: Tensor) -> dict[str, int | None]:
+    """The residual stage of every layer, from 1; 0 for the stem, None in a network without residual additions.
+
+    A layer belongs to the stream that its block is added to: what it makes is followed from reader to reader until an
+    addition takes it in; what comes after the last addition counts to the last stage. Streams of one shape (channels
+    and size) are one stage, as the paper counts them.
+    """
+    shapes = list(dict.fromkeys(shape for labels, shape in found.streams if bool((labels > FIXED + 1).any())))
+    joined = torch.full((found.count,), -1)
+    for labels, shape in reversed(found.streams):
+        if shape in shapes:
+            joined[labels] = shapes.index(shape) + 1
+    readers: dict[int, list[str]] = {}
+    for (tensor, _), labels in ((k, v) for k, v in found.labels.items() if found.roles[k] == "read"):
+        for label in torch.unique(classes[labels]).tolist():
+            readers.setdefault(label, []).append(tensor)
+    result: dict[str, int | None] = {}
+    for tensor, stem in reversed(first_uses(found)):
+        own = found.labels[tensor, made_dim(found, tensor)]
+        stage = int(joined[own].max())
+        if stage < 0:
+            later = {t for label in torch.unique(classes[own]).tolist() for t in readers.get(label, ())}
+            stage = min((s for t in later if (s := result.get(t)) is not None), default=-1)
+        result[tensor] = 0 if stem else (stage if stage > 0 else len(shapes) or None)
+    return result
+
+
+# -- single weights ------------------------------------------------------------------------------------------------
+
+
+def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
+    """Every weight of every convolution and linear layer is a unit."""
+    every = tensors(model)
+    stages = stage_of_layers(found, found.components())
+    layers: list[Layer] = []
+    slices: list[Slice] = []
+    start = 0
+    for index, (tensor, stem) in enumerate(first_uses(found)):
+        if tensor in untouched:
+            continue
+        size = every[tensor].numel()
+        layers.append(Layer(owner(tensor), start, start + size, index, stages[tensor], stem))
+        units = torch.arange(start, start + size).view(every[tensor].shape)
+        slices.append(Slice(tensor, None, units, "filter"))
+        start += size
+    order: Sequence[str] = [owner(tensor) for tensor, _ in first_uses(found)]
+    return Groups(tuple(layers), tuple(slices), {}, {}, positions(found), tuple(order), "weight")

@@ -1,0 +1,211 @@
+"""The penalty on the device: λ of every group, laid over the parameters it touches, added just before the update.
+
+One flat buffer holds the factor of every touched slice; each parameter has a view of it that broadcasts over the
+parameter (a filter's factor is one number). When λ changes, the buffer is refilled, three kernels whatever the number
+of layers; at each step one foreach call adds factor·w to the gradients. Nothing reads a number back from the device, so
+the step can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from growprune.errors import GrowpruneError
+from growprune.groups import Groups, Slice, gone, owner
+from growprune.schedule import GReg2, Penalty, Schedule
+
+Scope = Literal["filter", "path"]
+"""What the penalty touches: the filter's own weights (the paper), or the whole path: also its norm's scale and shift,
+its bias, and what the next layers read of it."""
+
+
+@dataclass(frozen=True)
+class Penalized:
+    """One parameter under penalty: its slices, and its stretch of the flat buffers."""
+
+    name: str
+    slices: tuple[Slice, ...]
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+class Factors:
+    """λ of every entry, and how it acts on an optimizer's step."""
+
+    def __init__(self, model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> None:
+        self.model = model
+        self.active = active
+        self.parameters = penalized(model, groups, scope, active)
+        size = self.parameters[-1].stop if self.parameters else 0
+        self.owned = torch.zeros(size, dtype=torch.bool, device=active.device)
+        self.layout(active, self.owned)
+        self.pruned = self.owned.clone()  # until the pick, S^p is the full set
+        self.kept = torch.zeros(size, device=active.device)
+        self.values = torch.zeros(size, device=active.device)
+        self.decay: Tensor | None = None
+        self.decoupled = False
+        self.form = "l2"
+        self.rates: list[dict[str, Any]] = []
+
+    def layout(self, units: Tensor, into: Tensor) -> None:
+        """Spread a flag a unit over the flat buffer: an entry has it if any of its dimensions does."""
+        for p in self.parameters:
+            flag = into[p.start : p.stop].view(p.shape)
+            flag.zero_()
+            for s in p.slices:
+                shape = p.shape if s.dim is None else [-1 if d == s.dim else 1 for d in range(len(p.shape))]
+                flag |= gone(units, s.units).view(shape)
+
+    def set_pruned(self, units: Tensor) -> None:
+        self.layout(units & self.active.to(units.device), self.pruned)
+
+    def fill(self, penalty: Penalty) -> None:
+        """λ into every entry: `pruned` for the pruned, `kept` for the rest of the layers that are pruned."""
+        if penalty.kept and self.decay is not None:
+            torch.mul(self.owned, self.decay, out=self.values)  # each parameter's own −γ
+            self.values.neg_()
+        else:
+            self.values.copy_(self.owned)
+            self.values.mul_(penalty.kept)
+        self.values.masked_fill_(self.pruned, penalty.pruned)
+
+    def views(self, scale: Tensor | None = None) -> list[Tensor]:
+        values = self.values if scale is None else self.values * scale
+        return [values[p.start : p.stop].view(p.shape) for p in self.parameters]
+
+    # -- an optimizer ----------------------------------------------------------------------------------------------
+
+    def bind(self, optimizer: torch.optim.Optimizer, schedule: Schedule, decoupled: bool) -> Schedule:
+        """Check that the optimizer holds every penalised parameter; γ None becomes its weight decay."""
+        group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        own = dict(self.model.named_parameters())
+        for p in self.parameters:
+            if id(own[p.name]) not in group_of and schedule.total_steps:
+                raise GrowpruneError(f"'{p.name}' is in no parameter group of this optimizer, so the penalty cannot "
+                                     f"reach it: add it, or name '{owner(p.name)}' in ignore=")  # fmt: skip
+        if not schedule.total_steps:
+            return schedule
+        self.decoupled, self.form = decoupled, schedule.form
+        self.weights = [own[p.name] for p in self.parameters]
+        self.rates = [group_of[id(w)] for w in self.weights]
+        self.flat = self.views()
+        decays = [float(group.get("weight_decay", 0.0)) for group in self.rates]
+        if isinstance(schedule, GReg2) and schedule.gamma is None:
+            schedule = replace(schedule, gamma=max(decays, default=0.0))
+            if len(set(decays)) > 1:
+                sizes = torch.tensor([p.stop - p.start for p in self.parameters])
+                self.decay = torch.repeat_interleave(torch.tensor(decays), sizes).to(self.values.device)
+        return schedule
+
+    @torch.no_grad()
+    def apply(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Just before the update. With a closure, gradients are made inside the step, so the penalty goes in there."""
+        self.follow_device()
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer itself
+        if closure is None or self.decoupled:
+            self.act(optimizer)
+            return None
+        wrapped = self.around(closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": wrapped}
+        return (args[0], wrapped, *args[2:]), kwargs
+
+    def around(self, closure: Callable[[], Any], optimizer: Any) -> Callable[[], Any]:
+        def closed() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            with torch.no_grad():
+                self.act(optimizer)
+                if isinstance(optimizer, torch.optim.LBFGS):  # its line search needs the penalty's value too
+                    loss = loss + self.value()
+            return loss
+
+        return closed
+
+    def follow_device(self) -> None:
+        """The model may have moved since."""
+        device = self.weights[0].device if self.parameters else self.values.device
+        if self.values.device != device:
+            for name in ("active", "owned", "pruned", "kept", "values", "decay"):
+                value = getattr(self, name)
+                setattr(self, name, None if value is None else value.to(device))
+            self.flat = self.views()
+
+    def act(self, optimizer: Any) -> None:
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer under GradScaler unscales by itself, later
+        if self.decoupled:
+            self.shrink()
+            return
+        factors = self.flat if scale is None else self.views(scale)
+        live = [(w, f) for w, f in zip(self.weights, factors, strict=True) if w.grad is not None]
+        if live:
+            weights: list[Tensor] = [w for w, _ in live]
+            grads = [w.grad for w in weights if w.grad is not None]
+            moved = weights if self.form == "l2" else list(torch._foreach_sign(weights))
+            torch._foreach_addcmul_(grads, moved, [f for _, f in live])
+
+    def shrink(self) -> None:
+        """w ← w − lr·λ·w, or for L1 the step toward zero that stops there."""
+        live = [(w, f, g) for w, f, g in zip(self.weights, self.flat, self.rates, strict=True) if w.grad is not None]
+        for group in {id(g): g for _, _, g in live}.values():
+            weights: list[Tensor] = [w for w, _, g in live if g is group]
+            steps = list(torch._foreach_mul([f for _, f, g in live if g is group], group["lr"]))
+            if self.form == "l2":
+                torch._foreach_addcmul_(weights, weights, steps, value=-1.0)
+            else:
+                left = list(torch._foreach_abs(weights))
+                torch._foreach_addcmul_(left, steps, [torch.ones_like(s) for s in steps], value=-1.0)
+                torch._foreach_clamp_min_(left, 0.0)
+                torch._foreach_copy_(weights, [w.sign() * n for w, n in zip(weights, left, strict=True)])
+
+    def value(self) -> Tensor:
+        """The penalty itself: ½Σλw², or Σλ|w|."""
+        terms = [
+            (0.5 * f * w.square() if self.form == "l2" else f * w.abs()).sum()
+            for w, f in zip(self.weights, self.flat, strict=True)
+        ]
+        return torch.stack(terms).sum()
+
+
+def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> list[Penalized]:
+    """The parameters in scope that belong to layers which lose something."""
+    roles = {"filter"} if scope == "filter" else {"filter", "read", "scale", "shift"}
+    own = dict(model.named_parameters())
+    chosen: dict[str, list[Slice]] = {}
+    for s in groups.slices:
+        if s.role in roles and s.tensor in own and bool(gone(active, s.units).any()):
+            chosen.setdefault(s.tensor, []).append(s)
+    result, start = [], 0
+    for name, slices in chosen.items():
+        sizes = own[name].shape
+        dims = {s.dim for s in slices}
+        shape = tuple(n if None in dims or d in dims else 1 for d, n in enumerate(sizes))
+        result.append(Penalized(name, tuple(slices), shape, start, start + math.prod(shape)))
+        start += math.prod(shape)
+    return result
+
+
+def normalizes(optimizer: torch.optim.Optimizer) -> bool:
+    """Does this optimizer divide the gradient's size away? Tried out: a tenfold gradient, is the step tenfold?"""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return False
+    steps = []
+    try:
+        for size in (1.0, 10.0):
+            probe = nn.Parameter(torch.zeros(2, 2))
+            copied = {k: v for k, v in copy.copy(optimizer.defaults).items() if k not in ("fused", "capturable")}
+            trial = type(optimizer)([probe], **{**copied, "lr": float(copied.get("lr", 1e-3))})
+            probe.grad = torch.tensor([[0.01, 0.0], [0.0, 0.01]]) * size
+            trial.step()
+            steps.append(float(probe.detach().abs().max()))
+    except Exception:  # an optimizer that cannot be made so is no plain gradient descent
+        return True
+    return not math.isclose(steps[1], 10 * steps[0], rel_tol=1e-3)

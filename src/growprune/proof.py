@@ -1,0 +1,93 @@
+"""Proof by execution: the smaller network computes what the masked one computes, on the user's own example.
+
+The tracer may be wrong about a model's code, and that code may have widths written into it. So nothing is believed: at
+the start one unit of every layer is cut on trial, and at the end the smaller network is run beside the masked one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from growprune.compact import cut
+from growprune.errors import GrowpruneError
+from growprune.groups import Groups, Layer, gone
+from growprune.trace import call, copied, leaves, tensors
+
+TOLERANCE = 1e-3
+"""How far, relative to the largest output, a compacted network may stray from its masked self (float32, TF32)."""
+
+
+@torch.no_grad()
+def masked(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
+    """A full-size copy in which a pruned unit reads as zero wherever a layer takes it in: what `cut` must equal."""
+    full = copied(model)
+    old = tensors(full)
+    for s in groups.slices:
+        if s.dim is None:
+            old[s.tensor].masked_fill_(gone(pruned, s.units).to(old[s.tensor].device), 0.0)
+        elif s.role == "read":
+            lost = gone(pruned, s.units).nonzero().flatten()
+            old[s.tensor].index_fill_(s.dim, lost.to(old[s.tensor].device), 0.0)
+    return full
+
+
+@torch.no_grad()
+def difference(a: nn.Module, b: nn.Module, example_input: Any) -> float:
+    """The largest difference of two modules' outputs (evaluation mode), relative to the largest output."""
+    outs = []
+    for net in (a, b):
+        training = [m for m in net.modules() if m.training]
+        net.eval()
+        outs.append([t.double() for t in leaves(call(net, example_input))])
+        for module in training:
+            module.training = True
+    if [t.shape for t in outs[0]] != [t.shape for t in outs[1]]:
+        return float("inf")
+    scale = max((float(t.abs().max()) for t in outs[1] if t.numel()), default=0.0)
+    worst = max((float((x - y).abs().max()) for x, y in zip(*outs, strict=True) if x.numel()), default=0.0)
+    return worst / (scale or 1.0)
+
+
+def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any) -> None:
+    """Run the smaller network beside the masked one; refuse it if it fails or strays."""
+    try:
+        error = difference(small, masked(model, groups, pruned), example_input)
+    except Exception as failure:
+        raise GrowpruneError(
+            f"the smaller network fails on the example: {failure}; name the layer in ignore="
+        ) from failure
+    if not error <= TOLERANCE:
+        raise GrowpruneError(
+            f"the smaller network strays from the masked one by {error:.1e} of the largest output; "
+            "its forward must depend on a width: name that layer in ignore="
+        )
+
+
+def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str, str]:
+    """Layers whose removal the model's own code does not survive, with the reason: tried out, one unit of each.
+
+    All are tried at once; only if that fails, one by one.
+    """
+    if found.granularity == "weight":
+        return {}
+
+    def reason(layers: Iterable[Layer]) -> str | None:
+        pruned = torch.zeros(found.units, dtype=torch.bool)
+        for layer in layers:
+            if layer.size > 1:
+                pruned[layer.start] = True
+        try:
+            small = cut(model, found, pruned)
+            error = difference(small, masked(model, found, pruned), example_input)
+        except Exception as failure:
+            return f"{type(failure).__name__}: {failure}"
+        return None if error <= TOLERANCE else f"the output changes by {error:.1e}"
+
+    if reason(found.layers) is None:
+        return {}
+    failing = {layer.name: reason([layer]) for layer in found.layers}
+    return {name: why for name, why in failing.items() if why is not None}

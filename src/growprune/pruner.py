@@ -1,0 +1,327 @@
+"""Pruner: the one class a training loop needs.
+
+    pruner = Pruner(model, example_input, schedule=GReg1(), ratios=0.5)
+    pruner.attach(optimizer)                  # every optimizer.step() now carries the penalty
+    while not pruner.done: ...                # the loop as it was
+    small = pruner.compact()
+
+All the state there is: the step, the pruned units, the random generator, and where the ratio rule ended pushing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from growprune import checks, criteria, groups, proof
+from growprune import compact as removal
+from growprune import ratios as _ratios
+from growprune.errors import GrowpruneError
+from growprune.groups import Granularity, Groups
+from growprune.penalty import Factors, Scope, normalizes
+from growprune.schedule import GReg1, GReg2, Penalty, Phase, Schedule
+from growprune.trace import tensors
+
+
+@dataclass(frozen=True)
+class Separation:
+    """One layer's magnitudes, as tensors on the device: figure 1 of the paper.
+
+    `kept` and `pruned`: mean |w| of either set (NaN while it is empty); `spread`: the standard deviation of the units'
+    L1 norms over their mean; `norms`: those norms, one a unit.
+    """
+
+    kept: Tensor
+    pruned: Tensor
+    spread: Tensor
+    norms: Tensor
+
+
+class Pruner:
+    """Prunes `model` while its owner trains it.
+
+    `example_input`: a tensor, a tuple or list of arguments, or a dict of keyword arguments; a batch of one will do.
+    `ignore`: layers never touched, by name or module, so that what they read stays too. `seed`: of the random one.
+    `skipped` says afterwards which layers the model's own code keeps from being pruned, and why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_input: Any,
+        schedule: Schedule | None = None,
+        criterion: str | criteria.Criterion | Callable[[Tensor], Tensor] = "l1",
+        ratios: _ratios.Ratios = 0.5,
+        granularity: Granularity = "filter",
+        scope: Scope = "filter",
+        coupled: bool = False,
+        ignore: Iterable[str | nn.Module] = (),
+        seed: int = 0,
+    ) -> None:
+        self.model = checks.unwrapped(model)
+        self.example_input = example_input
+        self.schedule = GReg1() if schedule is None else schedule
+        self.criterion = criteria.find(criterion)
+        self.spec = _ratios.read(ratios)
+        self.scope: Scope = scope
+        checks.choices(self.schedule, granularity, scope)
+        checks.weights(self.model)
+        stem = _ratios.speaks_of_stem(self.spec)
+        found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
+        self.skipped = proof.unprovable(self.model, found, example_input)
+        self.groups: Groups = found.without(self.skipped)
+        self.counts = _ratios.counts(self.spec, self.groups, {n: t.shape for n, t in tensors(self.model).items()})
+        self.step_count = 0
+        self._generator = torch.Generator().manual_seed(seed)
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._hooks: list[Any] = []
+        self._ratio: Tensor | None = None  # running mean of kept/pruned magnitude, one a layer (stop_ratio)
+        device = next(self.model.parameters()).device
+        self._active = self._active_units().to(device)
+        self._pruned = self._active.clone()
+        self._picked = False
+        self._factors = Factors(self.model, self.groups, scope, self._active)
+        if self.schedule.pick_step == 0:
+            self._pick()
+        if self.schedule.total_steps:
+            checks.trainable(self.model, [p.name for p in self._factors.parameters])
+        self._refresh()
+
+    # -- what a loop asks ----------------------------------------------------------------------------------------
+
+    @property
+    def total_steps(self) -> int:
+        """How many optimizer steps it takes in all; known before the first."""
+        return self.schedule.total_steps
+
+    @property
+    def phase(self) -> Phase:
+        return self.penalty().phase
+
+    @property
+    def done(self) -> bool:
+        """Has the schedule run its course, so that `compact` is due?"""
+        return self.step_count >= self.total_steps
+
+    def penalty(self) -> Penalty:
+        """The penalty that the next optimizer step carries."""
+        return self.schedule.at(self.step_count)
+
+    def masks(self) -> dict[str, Tensor]:
+        """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
+        picked, all stay."""
+        keep = ~self._pruned if self._picked else torch.ones_like(self._pruned)
+        result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}
+        if self.groups.granularity == "weight":
+            for s in self.groups.slices:
+                name = groups.owner(s.tensor)
+                result[name] = result[name].view(s.units.shape)
+        return result
+
+    # -- in the loop ---------------------------------------------------------------------------------------------
+
+    def attach(self, optimizer: torch.optim.Optimizer, decoupled: bool | None = None) -> None:
+        """From now on every `optimizer.step()` carries the penalty.
+
+        `decoupled` False: λ·w is added to the gradient just before the update. True: the weight itself shrinks by
+        lr·λ, as AdamW decays weights. None: decoupled for optimizers that normalise gradients (Adam and its kin), which
+        would divide the penalty away.
+        """
+        if self._optimizer is not None:
+            raise GrowpruneError("this pruner is attached already; detach() it first")
+        schedule = self._factors.bind(
+            optimizer, self.schedule, normalizes(optimizer) if decoupled is None else decoupled
+        )
+        self.schedule, self._optimizer = schedule, optimizer
+        self._refresh()
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def detach(self) -> None:
+        """Take the hooks off again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._optimizer = [], None
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self.done:
+            return None
+        return self._factors.apply(optimizer, args, kwargs)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            self.advance()
+
+    def advance(self) -> None:
+        """Count one step and set the next one's penalty.
+
+        `optimizer.step()` does this by itself; a loop that replays a captured CUDA graph calls it after each replay.
+        Nothing here waits for the device.
+        """
+        if self.done:
+            return
+        before = self.penalty()
+        self.step_count += 1
+        if not self._picked and self.step_count >= self.schedule.pick_step:
+            self._pick()
+        self._watch_ratio()
+        if self.penalty() != before:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self._factors.fill(self.penalty())
+
+    # -- which units go ------------------------------------------------------------------------------------------
+
+    def _active_units(self) -> Tensor:
+        """Units of layers that lose something: the others are left alone altogether."""
+        active = torch.ones(self.groups.units, dtype=torch.bool)
+        for layer, count in zip(self.groups.layers, self.counts or [1] * len(self.groups.layers), strict=True):
+            active[layer.start : layer.stop] = count > 0
+        return active
+
+    @torch.no_grad()
+    def _pick(self) -> None:
+        """Set S^p by the criterion: in each layer the least scores go (Algorithm 1, lines 4 and 8)."""
+        scores = criteria.scores(self.groups, self.model, self.example_input, self.criterion, self._generator)
+        self._pruned.zero_()
+        if self.counts is None:
+            self._pick_globally(scores)
+        else:
+            for layer, count in zip(self.groups.layers, self.counts, strict=True):
+                least = torch.argsort(scores[layer.start : layer.stop], stable=True)[:count]
+                self._pruned[layer.start + least] = True
+        self._picked = True
+        self._factors.set_pruned(self._pruned)
+
+    def _pick_globally(self, scores: Tensor) -> None:
+        """The least scores of all layers go, but every layer keeps its best unit."""
+        assert isinstance(self.spec, _ratios.Global)
+        for layer in self.groups.layers:
+            scores[layer.start + scores[layer.start : layer.stop].argmax()] = torch.inf
+        count = min(_ratios.pruned_of(self.spec.ratio, self.groups.units), self.groups.units - len(self.groups.layers))
+        self._pruned[torch.argsort(scores, stable=True)[:count]] = True
+
+    # -- magnitudes ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def separation(self) -> dict[str, Separation]:
+        """How far kept and pruned units have come apart, by layer that loses some; computed on the device."""
+        values = tensors(self.model)
+        result = {}
+        losing = zip(self.groups.layers, self.counts or [1] * len(self.groups.layers), strict=True)
+        for layer in (layer for layer, count in losing if count):
+            weight = criteria.rows(self.groups, layer, values).abs()
+            pruned = self._pruned[layer.start : layer.stop]
+            norms, mean = weight.sum(1), weight.mean(1)
+            kept_mean, pruned_mean = ((mean * part).sum() / part.sum() for part in (~pruned, pruned))
+            result[layer.name] = Separation(kept_mean, pruned_mean, norms.std(correction=0) / norms.mean(), norms)
+        return result
+
+    def _watch_ratio(self) -> None:
+        """The magnitude-ratio rule: end pushing when every layer's kept/pruned ratio is large enough.
+
+        The ratio is measured every Ku steps and judged one interval later, when the device has long finished it; so the
+        answer depends on the step alone, and the loop need not wait. Pushing ends by lowering τ to where λ stands.
+        """
+        schedule = self.schedule
+        if not isinstance(schedule, (GReg1, GReg2)) or schedule.stop_ratio is None or self.phase is not Phase.PUSH:
+            return
+        if self.step_count % schedule.ku or not self._picked:
+            return
+        if self._ratio is not None and bool((self._ratio > schedule.stop_ratio).all()):
+            now = schedule.at(self.step_count - 1).pruned
+            self.schedule = replace(schedule, tau=now - schedule.delta_lambda / 2)
+            return
+        ratio = torch.stack([s.kept / s.pruned for s in self.separation().values()]).nan_to_num(nan=torch.inf)
+        self._ratio = ratio if self._ratio is None else 0.9 * self._ratio + 0.1 * ratio
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def compact(
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        fold: bool = True,
+        calibrate: Iterable[Any] | None = None,
+    ) -> nn.Module:
+        """Remove what was pruned.
+
+        Filters: a new, smaller module of the same class, proved on the example to compute what the masked one computes;
+        the old one is left as it is. Single weights: the same module, with exact zeros that stay zero.
+
+        `optimizer`: it goes on with the new parameters, its state cut alike. `fold`: what removed filters still send
+        onward goes into what follows. `calibrate`: batches on which to estimate batch-norm statistics anew.
+        """
+        if not self._picked:
+            raise GrowpruneError(f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step "
+                                 f"{self.step_count}")  # fmt: skip
+        checks.weights(self.model)
+        if self.groups.granularity == "weight":
+            return self._zeroed(optimizer or self._optimizer)
+        small = removal.cut(self.model, self.groups, self._pruned)
+        proof.prove(self.model, small, self.groups, self._pruned, self.example_input)
+        if fold:
+            removal.fold(self.model, small, self.groups, self._pruned, self.example_input)
+        if calibrate is not None:
+            torch.optim.swa_utils.update_bn(calibrate, small, next(small.parameters()).device)
+        if optimizer is not None:
+            removal.follow(optimizer, self.model, small, self.groups, self._pruned)
+        self.detach()
+        return small
+
+    def _zeroed(self, optimizer: torch.optim.Optimizer | None) -> nn.Module:
+        removal.hold(self.model, self.groups, self._pruned)
+        if optimizer is not None:
+            removal.hold_state(optimizer, self.model)
+        self.detach()
+        return self.model
+
+    # -- stopping and going on -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, to go on bit for bit in a fresh Pruner of the same arguments."""
+        return {
+            "plan": self._plan(),
+            "step": self.step_count,
+            "picked": self._picked,
+            "pruned": self._pruned.cpu().clone(),
+            "tau": getattr(self.schedule, "tau", None),
+            "ratio": None if self._ratio is None else self._ratio.cpu().clone(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; a state of another network or plan is refused, nothing changed."""
+        missing = {"plan", "step", "picked", "pruned", "tau", "ratio", "generator"} - set(state)
+        if missing:
+            raise GrowpruneError(f"this is not a pruner's state: it has no '{sorted(missing)[0]}'")
+        for key, mine in self._plan().items():
+            if state["plan"].get(key) != mine:
+                raise GrowpruneError(f"the state is of another plan: its {key} is "
+                                     f"{checks.short(state['plan'].get(key))}, here it is {checks.short(mine)}")  # fmt: skip
+        device = self._pruned.device
+        self.step_count, self._picked = int(state["step"]), bool(state["picked"])
+        self._pruned.copy_(state["pruned"])
+        self._ratio = None if state["ratio"] is None else state["ratio"].to(device)
+        self._generator.set_state(state["generator"])
+        if isinstance(self.schedule, (GReg1, GReg2)):
+            self.schedule = replace(self.schedule, tau=state["tau"])
+        self._factors.set_pruned(self._pruned)
+        self._refresh()
+
+    def _plan(self) -> dict[str, Any]:
+        """What must agree for a state to fit: the layers and what they lose, and the schedule as it was asked for."""
+        asked = {k: v for k, v in asdict(self.schedule).items() if k not in ("tau", "gamma")}
+        return {
+            "layers": [[layer.name, layer.size] for layer in self.groups.layers],
+            "counts": self.counts,
+            "schedule": [type(self.schedule).__name__, asked],
+            "granularity": self.groups.granularity,
+            "scope": self.scope,
+        }

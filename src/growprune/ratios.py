@@ -1,0 +1,290 @@
+"""How much of each layer goes: the paper's list syntaxes, one number, names, one global ratio, or a speed-up to reach.
+
+A specification is read once into one of the small classes below; `counts` turns it, for given groups, into the
+number of units each layer loses. Of N filters at ratio r, min(⌈r·N⌉, N − 1) go: a layer is never emptied.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from growprune.errors import GrowpruneError, nearest
+from growprune.groups import Groups, Layer
+
+LAST_STAGE = 0.45
+"""`Speedup(per="stage")`: what the last stage loses of what the others do, the median over the paper's own lists."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The same ratio in every layer (the stem excepted)."""
+
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Stages:
+    """One ratio a residual stage, the stem first: "[0, 0.5, 0.5, 0.5]"."""
+
+    ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Ratios by ranges of layer indices, from 0: "[0:0, 1-15:0.7]". Layers in no range are left alone."""
+
+    ranges: tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True)
+class ByName:
+    """Ratios by layer name; other layers are left alone."""
+
+    ratios: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class Global:
+    """One ratio over all layers together: the least scores anywhere go (the paper's OBD table)."""
+
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """The ratio that divides the MACs by `times`: one for all layers, or (`per="stage"`) a gentler one for the last
+    residual stage, as in the paper's own lists. Solved to the single filter, so layers may differ by one."""
+
+    times: float
+    per: Literal["network", "stage"] = "network"
+
+
+Spec = Uniform | Stages | Ranges | ByName | Global | Speedup
+Ratios = float | str | Sequence[float] | Mapping[str, float] | Spec
+
+
+def read(ratios: Ratios) -> Spec:
+    """A specification in any of its forms, checked.
+
+    >>> read("[0, 0.5]"), read("[0:0, 1-15:0.7]")
+    (Stages(ratios=(0.0, 0.5)), Ranges(ranges=((0, 0, 0.0), (1, 15, 0.7))))
+    """
+    spec: Spec
+    if isinstance(ratios, str):
+        spec = parse(ratios)
+    elif isinstance(ratios, (int, float)) and not isinstance(ratios, bool):
+        spec = Uniform(float(ratios))
+    elif isinstance(ratios, Mapping):
+        spec = ByName(tuple((str(k), number(v)) for k, v in ratios.items()))
+    elif isinstance(ratios, (list, tuple)):
+        spec = Stages(tuple(number(r) for r in ratios))
+    elif isinstance(ratios, (Uniform, Stages, Ranges, ByName, Global, Speedup)):
+        spec = ratios
+    else:
+        raise GrowpruneError(f"ratios: cannot read {ratios!r}; give a number, a list, a dict, Global(r) or Speedup(x)")
+    check(spec)
+    return spec
+
+
+def parse(text: str) -> Spec:
+    """The paper's two list syntaxes, or a number."""
+    body = text.strip()
+    if not body.startswith("["):
+        return Uniform(number(body))
+    if not body.endswith("]"):
+        raise GrowpruneError(f"ratios: {text!r} has no closing ]")
+    items = [item.strip() for item in body[1:-1].split(",") if item.strip()]
+    if not items:
+        raise GrowpruneError("ratios: the list is empty")
+    if not any(":" in item for item in items):
+        return Stages(tuple(number(item) for item in items))
+    ranges = []
+    for item in items:
+        match = re.fullmatch(r"(\d+)(?:\s*-\s*(\d+))?\s*:\s*(\S+)", item)
+        if match is None:
+            raise GrowpruneError(f"ratios: cannot read {item!r} in {text!r}; write 'index:ratio' or 'first-last:ratio'")
+        first = int(match[1])
+        ranges.append((first, int(match[2] or first), number(match[3])))
+    return Ranges(tuple(ranges))
+
+
+def number(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise GrowpruneError(f"ratios: {value!r} is not a number") from None
+
+
+def write(spec: Spec) -> str:
+    """The text of a specification; `read(write(spec)) == spec` for those that have one in the paper's syntaxes."""
+    if isinstance(spec, (Uniform, Global)):
+        return repr(spec.ratio) if isinstance(spec, Uniform) else f"global {spec.ratio!r}"
+    if isinstance(spec, Stages):
+        return "[" + ", ".join(repr(r) for r in spec.ratios) + "]"
+    if isinstance(spec, Ranges):
+        return "[" + ", ".join(f"{a}:{r!r}" if a == b else f"{a}-{b}:{r!r}" for a, b, r in spec.ranges) + "]"
+    if isinstance(spec, ByName):
+        return "{" + ", ".join(f"{k!r}: {r!r}" for k, r in spec.ratios) + "}"
+    return f"{spec.times!r}x" + (" by stage" if spec.per == "stage" else "")
+
+
+def check(spec: Spec) -> None:
+    if isinstance(spec, Speedup):
+        if not (math.isfinite(spec.times) and spec.times >= 1):
+            raise GrowpruneError(f"ratios: a speed-up must be 1 or more, not {spec.times}")
+        if spec.per not in ("network", "stage"):
+            raise GrowpruneError(f"ratios: Speedup(per=...) is 'network' or 'stage', not {spec.per!r}")
+        return
+    if isinstance(spec, (Uniform, Global)):
+        values = [spec.ratio]
+    elif isinstance(spec, Stages):
+        values = list(spec.ratios)
+    elif isinstance(spec, Ranges):
+        values = [ratio for _, _, ratio in spec.ranges]
+        indices = [i for a, b, _ in spec.ranges for i in range(a, b + 1)]
+        if any(a > b for a, b, _ in spec.ranges) or len(indices) != len(set(indices)):
+            raise GrowpruneError(f"ratios: the ranges of {write(spec)} overlap or run backwards")
+    else:
+        values = [ratio for _, ratio in spec.ratios]
+    for value in values:
+        if not 0 <= value < 1:
+            raise GrowpruneError(f"ratios: {value} is outside [0, 1)")
+
+
+def speaks_of_stem(spec: Spec) -> bool:
+    """Lists and names say what to do with the stem themselves; the other forms leave it alone."""
+    return isinstance(spec, (Stages, Ranges, ByName))
+
+
+# -- numbers of units ----------------------------------------------------------------------------------------------
+
+
+def pruned_of(ratio: float, size: int) -> int:
+    """Of `size` filters at `ratio`, how many go.
+
+    >>> [pruned_of(r, 16) for r in (0, 0.5, 0.9, 0.95)], pruned_of(0.55, 100), pruned_of(0.9, 1)
+    ([0, 8, 15, 15], 55, 0)
+    """
+    return min(math.ceil(ratio * size - 1e-9), size - 1)
+
+
+def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int] | None:
+    """How many units each layer loses; None where only the scores can tell (`Global`)."""
+    if not groups.layers:
+        raise GrowpruneError("no layer of this model can be pruned: see the docs on what stays, and coupled=True")
+    if isinstance(spec, Global):
+        return None
+    if isinstance(spec, Speedup):
+        return solve(spec, groups, sizes)
+    return [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
+
+
+def per_layer(spec: Uniform | Stages | Ranges | ByName, groups: Groups) -> list[float]:
+    if isinstance(spec, Uniform):
+        return [0.0 if layer.stem else spec.ratio for layer in groups.layers]
+    if isinstance(spec, Stages):
+        if groups.stages == 0:
+            raise GrowpruneError(f"ratios: {write(spec)} is by stage, but this network has no residual stages; "
+                                 f"write ranges of layers, as in '[0:0, 1-{len(groups.order) - 2}:0.5]'")  # fmt: skip
+        if len(spec.ratios) != groups.stages + 1:
+            raise GrowpruneError(f"ratios: {write(spec)} has {len(spec.ratios)} entries, this network has "
+                                 f"{groups.stages + 1} stages, the stem among them")  # fmt: skip
+        if spec.ratios[0] > 0 and not any(layer.stage == 0 for layer in groups.layers):
+            raise GrowpruneError("ratios: the stem of this network is tied to its first residual stage and cannot "
+                                 "go alone: give it 0")  # fmt: skip
+        return [spec.ratios[layer.stage or 0] for layer in groups.layers]
+    if isinstance(spec, Ranges):
+        last = max(b for _, b, _ in spec.ranges)
+        if last >= len(groups.order):
+            raise GrowpruneError(
+                f"ratios: {write(spec)} speaks of layer {last}, this network's last is {len(groups.order) - 1}"
+            )
+        for first, end, ratio in spec.ranges:
+            if first == end and ratio > 0:
+                prunable(groups.order[first], groups)
+        return [next((r for a, b, r in spec.ranges if a <= layer.index <= b), 0.0) for layer in groups.layers]
+    given = dict(spec.ratios)
+    for name, ratio in given.items():
+        if ratio > 0 or name not in groups.order:
+            prunable(name, groups)
+    return [given.get(layer.name, 0.0) for layer in groups.layers]
+
+
+def prunable(name: str, groups: Groups) -> Layer:
+    """The layer of that name, or an error that says why there is none."""
+    for layer in groups.layers:
+        if layer.name == name:
+            return layer
+    if name in groups.order:
+        raise GrowpruneError(f"ratios: the filters of '{name}' cannot go: they are tied to other layers by a residual "
+                             "addition (coupled=True prunes those together), ignored, or fixed by the model's "
+                             "code")  # fmt: skip
+    raise GrowpruneError(f"ratios: the model has no layer '{name}'{nearest(name, groups.order)}")
+
+
+# -- a speed-up to reach -------------------------------------------------------------------------------------------
+
+
+class Cost:
+    """MACs of convolutions and linear layers as a function of how many units each layer loses.
+
+    A weight is used `positions` times a forward, so a layer costs positions × its number of weights, and each unit that
+    goes takes its share of rows and columns away.
+    """
+
+    def __init__(self, groups: Groups, sizes: Mapping[str, torch.Size]) -> None:
+        self.fixed = torch.tensor(
+            [n * math.prod(sizes[w][2:]) for w, n in groups.positions.items()], dtype=torch.double
+        )
+        self.sides = [torch.tensor([sizes[w][d] for w in groups.positions], dtype=torch.double) for d in (0, 1)]
+        self.lost = [torch.zeros(len(groups.positions), len(groups.layers), dtype=torch.double) for _ in (0, 1)]
+        layer_of = torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(groups.layers)])
+        widths = torch.tensor([layer.size for layer in groups.layers], dtype=torch.double)
+        row = {weight: i for i, weight in enumerate(groups.positions)}
+        for s in groups.slices:
+            if s.tensor in row and s.dim is not None:
+                owned = layer_of[s.units[s.units >= 0]]
+                self.lost[s.dim][row[s.tensor]] += torch.bincount(owned, minlength=len(widths)) / widths
+
+    def __call__(self, lost: Tensor) -> float:
+        """MACs left when layer l loses lost[l] units."""
+        rows, columns = (side - share @ lost for side, share in zip(self.sides, self.lost, strict=True))
+        return float((self.fixed * rows * columns).sum())
+
+
+def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int]:
+    """Remove filters one by one, always where the layer's ratio lags most, until the MACs are as asked."""
+    if groups.granularity != "filter":
+        raise GrowpruneError("ratios: Speedup needs granularity='filter': zero weights alone save no MACs")
+    pace = torch.ones(len(groups.layers), dtype=torch.double)
+    if spec.per == "stage":
+        if groups.stages < 2:
+            raise GrowpruneError("ratios: Speedup(per='stage') needs a network with residual stages; this one has none")
+        pace = torch.tensor([LAST_STAGE if layer.stage == groups.stages else 1.0 for layer in groups.layers]).double()
+    cost = Cost(groups, sizes)
+    due = [
+        (torch.arange(layer.size - 1) + 0.5) / (layer.size * p) for layer, p in zip(groups.layers, pace, strict=True)
+    ]
+    owner = torch.cat([torch.full((len(d),), i) for i, d in enumerate(due)])
+    queue = owner[torch.argsort(torch.cat(due), stable=True)]
+
+    def lost(removed: int) -> Tensor:
+        return torch.bincount(queue[:removed], minlength=len(groups.layers)).double()
+
+    full = cost(lost(0))
+    low, high = 0, len(queue)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if full / cost(lost(middle)) >= spec.times else (middle + 1, high)
+    best = min((n for n in (low - 1, low) if n >= 0), key=lambda n: abs(full / cost(lost(n)) / spec.times - 1))
+    reached = full / cost(lost(best))
+    if abs(reached / spec.times - 1) > 0.01:
+        raise GrowpruneError(f"ratios: no ratio gives {spec.times:g}x within 1 %: the nearest is {reached:.2f}x")
+    return [int(n) for n in lost(best)]

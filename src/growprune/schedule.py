@@ -1,0 +1,214 @@
+"""How the weights go: schedules as pure functions of the step count, `at(step) -> Penalty` (Algorithm 1).
+
+The penalty ½λ‖w‖² of a pruned group grows by δλ every Ku steps until λ > τ, then holds for Ks steps to stabilise.
+GReg-1 knows from the start which groups go. GReg-2 lets λ grow for all groups until λ > τ', picks then, and gives the
+kept ones the negative penalty −γ so that they recover. Nothing here holds state: the same step gives the same answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from growprune.errors import GrowpruneError
+
+Form = Literal["l2", "l1"]
+
+
+class Phase(StrEnum):
+    """Where a step stands: λ grows for all groups, for the pruned ones, it holds, or pruning is over."""
+
+    PICK = "pick"
+    PUSH = "push"
+    STABILIZE = "stabilize"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """λ of the pruned and of the kept groups at one step."""
+
+    phase: Phase
+    pruned: float
+    kept: float
+
+
+OVER = Penalty(Phase.DONE, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a schedule of your own must say: how long it is, when groups are picked, and the penalty at each step."""
+
+    @property
+    def total_steps(self) -> int:
+        return 0
+
+    @property
+    def pick_step(self) -> int:
+        """The step before which the criterion picks; 0: at once, before any training."""
+        return 0
+
+    def at(self, step: int) -> Penalty:
+        return OVER
+
+    form: Form = "l2"
+
+
+@dataclass(frozen=True)
+class OneShot(Schedule):
+    """The baseline: pick and remove at once, no penalty.
+
+    >>> OneShot().total_steps, OneShot().at(0).phase.value
+    (0, 'done')
+    """
+
+
+@dataclass(frozen=True)
+class GReg1(Schedule):
+    """GReg-1: the groups that the criterion picks at the start are pushed to zero.
+
+        λ(i) = δλ · (⌊i / Ku⌋ + 1) until λ > τ, then the same λ for Ks steps: Ku·τ/δλ + Ks steps in all
+
+    (Algorithm 1 leaves its loop after one step at λ > τ; that step is the first of the Ks.) `form="l1"` penalises
+    λ‖w‖₁ instead. `stop_ratio`: also end pushing once in every layer the kept weights' mean magnitude is so many times
+    the pruned ones' (the authors' code has 1000; None, the paper: λ > τ alone).
+
+    >>> GReg1().total_steps, GReg1().at(0).pruned, round(GReg1().at(104_999).pruned, 4)
+    (105000, 0.0001, 1.0001)
+    """
+
+    delta_lambda: float = 1e-4
+    tau: float = 1.0
+    ku: int = 10
+    ks: int = 5_000
+    stop_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self, positive=("delta_lambda", "tau"), least_one=("ku",), not_negative=("ks",))
+
+    @classmethod
+    def cifar(cls) -> GReg1:
+        """The paper's settings on CIFAR, which are the defaults."""
+        return cls()
+
+    @classmethod
+    def imagenet(cls) -> GReg1:
+        """The paper's settings on ImageNet."""
+        return cls(ku=5, ks=40_000)
+
+    @property
+    def push_steps(self) -> int:
+        return (increments(self.tau, self.delta_lambda) - 1) * self.ku
+
+    @property
+    def total_steps(self) -> int:
+        return self.push_steps + self.ks
+
+    def at(self, step: int) -> Penalty:
+        if step >= self.total_steps:
+            return OVER
+        grown = min(step // self.ku + 1, increments(self.tau, self.delta_lambda))
+        phase = Phase.PUSH if step < self.push_steps else Phase.STABILIZE
+        return Penalty(phase, grown * self.delta_lambda, 0.0)
+
+
+@dataclass(frozen=True)
+class GReg2(Schedule):
+    """GReg-2: λ grows for every group until λ > τ'; the criterion picks then, when the magnitudes have separated.
+
+        picking: λ(i) = δλ' · (⌊i / Ku⌋ + 1) for all groups, δλ' = 1e-5
+        pushing: λ grows by δλ = 1e-4 for the picked groups, −γ for the kept ones; then Ks steps to stabilise
+
+    `gamma` None: the optimizer's weight decay.
+
+    >>> GReg2().pick_step, GReg2().total_steps, GReg2().at(0).pruned
+    (10010, 114000, 1e-05)
+    """
+
+    delta_lambda: float = 1e-4
+    delta_lambda_pick: float = 1e-5
+    tau: float = 1.0
+    tau_pick: float = 0.01
+    ku: int = 10
+    ks: int = 5_000
+    gamma: float | None = None
+    stop_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        positive = ("delta_lambda", "delta_lambda_pick", "tau", "tau_pick")
+        check(self, positive=positive, least_one=("ku",), not_negative=("ks",))
+        if self.tau <= self.tau_pick:
+            raise GrowpruneError(f"GReg2: tau ({self.tau}) must be above tau_pick ({self.tau_pick})")
+        if self.form != "l2":
+            raise GrowpruneError(
+                "GReg2: form must be 'l2': its picking rests on a quadratic penalty (paper, section 3.3)"
+            )
+
+    @classmethod
+    def cifar(cls) -> GReg2:
+        """The paper's settings on CIFAR, which are the defaults."""
+        return cls()
+
+    @classmethod
+    def imagenet(cls) -> GReg2:
+        """The paper's settings on ImageNet."""
+        return cls(ku=5, ks=40_000)
+
+    @property
+    def pick_step(self) -> int:
+        return increments(self.tau_pick, self.delta_lambda_pick) * self.ku
+
+    @property
+    def picked_lambda(self) -> float:
+        """λ when picking ends: the first value above τ'."""
+        return increments(self.tau_pick, self.delta_lambda_pick) * self.delta_lambda_pick
+
+    @property
+    def push_steps(self) -> int:
+        return (increments(self.tau - self.picked_lambda, self.delta_lambda) - 1) * self.ku
+
+    @property
+    def total_steps(self) -> int:
+        return self.pick_step + self.push_steps + self.ks
+
+    def at(self, step: int) -> Penalty:
+        if step >= self.total_steps:
+            return OVER
+        if step < self.pick_step:
+            return Penalty(Phase.PICK, (step // self.ku + 1) * self.delta_lambda_pick, 0.0)
+        pushed = step - self.pick_step
+        grown = min(pushed // self.ku + 1, increments(self.tau - self.picked_lambda, self.delta_lambda))
+        phase = Phase.PUSH if pushed < self.push_steps else Phase.STABILIZE
+        return Penalty(phase, self.picked_lambda + grown * self.delta_lambda, -(self.gamma or 0.0))
+
+
+def increments(ceiling: float, delta: float) -> int:
+    """The least n with n·delta > ceiling, rounding of the quotient forgiven.
+
+    >>> increments(1.0, 1e-4), increments(0.3, 0.1), increments(-1.0, 0.1)
+    (10001, 4, 1)
+    """
+    return max(0, math.floor(ceiling / delta * (1 + 1e-12) + 1e-9)) + 1
+
+
+def check(
+    schedule: Schedule, positive: tuple[str, ...], least_one: tuple[str, ...], not_negative: tuple[str, ...]
+) -> None:
+    kind = type(schedule).__name__
+    for name in positive:
+        value = getattr(schedule, name)
+        if not (math.isfinite(value) and value > 0):
+            raise GrowpruneError(f"{kind}: {name} must be a positive number, not {value}")
+    for names, least in ((least_one, 1), (not_negative, 0)):
+        for name in names:
+            value = getattr(schedule, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise GrowpruneError(f"{kind}: {name} must be a whole number, {least} or more, not {value}")
+    if schedule.form not in ("l2", "l1"):
+        raise GrowpruneError(f"{kind}: form must be 'l2' or 'l1', not {schedule.form!r}")
+    ratio = getattr(schedule, "stop_ratio", None)
+    if ratio is not None and not ratio > 1:
+        raise GrowpruneError(f"{kind}: stop_ratio must be above 1, not {ratio}")

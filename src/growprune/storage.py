@@ -1,0 +1,191 @@
+"""Save and load of a smaller network: one safetensors file, no pickle.
+
+The file holds every tensor, the few numbers that shapes do not tell (groups of convolutions and norms), and a SHA-256
+over all of it. Weights that are held at zero are stored as their mask, one bit each, and the others' values. Loading
+builds the original architecture and narrows it to the file's shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from growprune.compact import MASK, held, keep_zero, places, put, refit
+from growprune.errors import GrowpruneError
+from growprune.trace import tensors
+
+KEY = "growprune"
+FORMAT = 1
+VALUES, BITS = "::values", "::mask"
+NUMBERS = ("groups", "num_groups")
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a network (compacted, or any other) to `path`; a file already there is replaced only by a whole one."""
+    stored, sparse = pack(model)
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "numbers": {
+            name: {key: getattr(module, key) for key in NUMBERS if isinstance(getattr(module, key, None), int)}
+            for name, module in model.named_modules()
+        },
+        "held": sparse,
+    }
+    facts["numbers"] = {name: found for name, found in facts["numbers"].items() if found}
+    unsigned = safetensors.torch.save(stored, {KEY: json.dumps(facts, sort_keys=True)})
+    facts["sha256"] = digest(unsigned)
+    write_whole(Path(path), safetensors.torch.save(stored, {KEY: json.dumps(facts, sort_keys=True)}))
+
+
+def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Module:
+    """The network saved at `path`; `build` makes the original, full-size architecture.
+
+    A file cut short, changed since it was saved, or of another network is refused.
+    """
+    facts, stored = read(Path(path))
+    model = build()
+    values = unpack(facts, stored)
+    compare(model, values, Path(path))
+    where, old = places(model), tensors(model)
+    for name, value in values.items():
+        put(where[name], old[name], value.to(old[name].device))
+    for name, module in model.named_modules():
+        for key, number in facts["numbers"].get(name, {}).items():
+            setattr(module, key, number)
+        refit(module)
+    for name in facts["held"]:
+        for module, attribute in where[name]:
+            keep_zero(module, attribute, unpack_bits(stored[f"{name}{BITS}"], values[name].shape))
+    return model
+
+
+# -- tensors as they are stored ------------------------------------------------------------------------------------
+
+
+def pack(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
+    """The tensors to store, and the shapes of those that are stored by mask and values."""
+    masks: dict[str, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name, mask in held(module):
+            masks[f"{prefix}.{name}" if prefix else name] = mask
+    stored: dict[str, Tensor] = {}
+    sparse: dict[str, list[int]] = {}
+    for name, t in tensors(model).items():
+        t = t.detach().cpu()
+        if name in masks:
+            keep = masks[name].cpu()
+            stored[f"{name}{VALUES}"] = t[keep]
+            stored[f"{name}{BITS}"] = pack_bits(keep)
+            sparse[name] = list(t.shape)
+        elif not name.endswith(MASK):
+            stored[name] = t.contiguous().clone()
+    return stored, sparse
+
+
+def unpack(facts: dict[str, Any], stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    values = {name: t for name, t in stored.items() if not name.endswith((VALUES, BITS))}
+    for name, shape in facts["held"].items():
+        kept = stored[f"{name}{VALUES}"]
+        full = torch.zeros(shape, dtype=kept.dtype)
+        full[unpack_bits(stored[f"{name}{BITS}"], torch.Size(shape))] = kept
+        values[name] = full
+    return values
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Eight booleans a byte, the first in the lowest bit.
+
+    >>> pack_bits(torch.tensor([True, False, True])).tolist()
+    [5]
+    """
+    flat = mask.flatten().to(torch.uint8)
+    flat = torch.cat([flat, flat.new_zeros(-len(flat) % 8)]).view(-1, 8)
+    return (flat << torch.arange(8, dtype=torch.uint8)).sum(1).to(torch.uint8)
+
+
+def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
+    bits = (packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
+    return bits.flatten()[: shape.numel()].bool().view(shape)
+
+
+# -- the file ------------------------------------------------------------------------------------------------------
+
+
+def digest(blob: bytes) -> str:
+    """SHA-256 over the file's data, its table of tensors, and its facts less the digest itself."""
+    size = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + size])
+    facts = json.loads(header["__metadata__"].pop(KEY))
+    facts.pop("sha256", None)
+    found = hashlib.sha256(json.dumps([facts, header], sort_keys=True).encode())
+    found.update(memoryview(blob)[8 + size :])
+    return found.hexdigest()
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        blob = path.read_bytes()
+    except OSError as error:
+        raise GrowpruneError(f"{path}: {error.strerror}") from error
+    size = int.from_bytes(blob[:8], "little")
+    if len(blob) < 8 or len(blob) < 8 + size:
+        raise GrowpruneError(f"{path}: not a growprune file, or cut short ({len(blob)} bytes)")
+    try:
+        header = json.loads(blob[8 : 8 + size])
+        facts: dict[str, Any] = json.loads(header["__metadata__"][KEY])
+        end = 8 + size + max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0)
+        right, known = facts.get("sha256") == digest(blob), facts.get("format")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise GrowpruneError(f"{path}: not a growprune file, or its header is damaged") from error
+    if len(blob) < end:
+        raise GrowpruneError(f"{path}: cut short: {len(blob)} of {end} bytes")
+    if not right:
+        raise GrowpruneError(f"{path}: damaged or changed since it was saved (its SHA-256 does not fit)")
+    if known != FORMAT:
+        raise GrowpruneError(f"{path}: format {known}; this version of growprune reads {FORMAT}")
+    return facts, safetensors.torch.load(blob)
+
+
+def compare(model: nn.Module, values: dict[str, Tensor], path: Path) -> None:
+    """Is this a file of that architecture, each tensor no larger than the original?"""
+    own = {name: t for name, t in tensors(model).items() if not name.endswith(MASK)}
+    for names, what in ((set(own) - set(values), "lacks"), (set(values) - set(own), "has")):
+        if names:
+            raise GrowpruneError(f"{path}: of another network: the file {what} '{sorted(names)[0]}'")
+    for name, t in own.items():
+        there, here = tuple(values[name].shape), tuple(t.shape)
+        if len(there) != len(here) or any(a > b for a, b in zip(there, here, strict=True)):
+            raise GrowpruneError(f"{path}: of another network: '{name}' is {there} in the file, {here} in the model")
+
+
+def write_whole(path: Path, blob: bytes) -> None:
+    """Write beside, flush, rename: a reader never sees half a file."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            try:
+                file.write(blob)
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                temporary.unlink()
+                raise
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise GrowpruneError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

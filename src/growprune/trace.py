@@ -1,0 +1,244 @@
+"""Channel identities: which slices of which parameters belong to one and the same channel.
+
+The model runs once, as it is, on the example. Beside every activation travels a small integer tensor, its
+*labels*: the channel that each element belongs to. A convolution's output carries the labels of its filters; a
+batch norm ties its scale to the labels it meets; an addition ties two channels together; a view moves labels as
+it moves data, because the same operator is run on them. What an operator does to labels stands in one table
+(`rules.py`); an operator that no rule covers pins every channel it meets: such a channel stays, so the answer is
+always safe. `groups.py` turns the result into layers and filters.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from growprune.errors import GrowpruneError
+
+NONE, FIXED, INPUT = 0, 1, 2
+"""Labels that are no channel: of no account; never removable; the model's own input (never removable too)."""
+
+Role = Literal["filter", "read", "scale", "shift", "mean", "other"]
+"""What a dimension of a tensor is to its channels: it makes them (a filter), reads them, or rides along."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a convolution or linear layer: the weight, and how often each weight is used."""
+
+    weight: str
+    positions: int
+    reads_input: bool
+
+
+@dataclass
+class Trace:
+    """What one run of the model told: labels of every dimension of every tensor, and which labels are tied."""
+
+    count: int = 3
+    labels: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    roles: dict[tuple[str, int], Role] = field(default_factory=dict)
+    joins: list[Tensor] = field(default_factory=list)
+    additions: list[Tensor] = field(default_factory=list)
+    streams: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    grouped: dict[str, Tensor] = field(default_factory=dict)
+    norms: dict[str, str] = field(default_factory=dict)
+    unknown: Counter[str] = field(default_factory=Counter)
+
+    def components(self, additions: bool = True) -> Tensor:
+        """The class of every label, ties followed to their end (with or without those that additions made)."""
+        edges = [*self.joins, *(self.additions if additions else ())]
+        return connected(self.count, torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.long))
+
+
+def connected(count: int, edges: Tensor) -> Tensor:
+    """Connected components of a graph on `count` nodes: each node's smallest peer.
+
+    >>> connected(5, torch.tensor([[1, 3], [2, 4]])).tolist()
+    [0, 1, 1, 3, 3]
+    """
+    parent = torch.arange(count)
+    while edges.numel():
+        ends = parent[edges]
+        low = ends.amin(0)
+        for end in ends:
+            parent.scatter_reduce_(0, end, low, "amin")
+        while not torch.equal(parent, parent[parent]):
+            parent = parent[parent]
+        edges = edges[:, parent[edges[0]] != parent[edges[1]]]
+    return parent
+
+
+def compressed(labels: Tensor) -> Tensor:
+    """The same labels with every dimension along which they do not vary shrunk to one."""
+    for dim, size in enumerate(labels.shape):
+        first = labels.narrow(dim, 0, min(1, size))
+        if size > 1 and (labels.stride(dim) == 0 or bool((labels == first).all())):
+            labels = first
+    return labels
+
+
+def varying(labels: Tensor) -> list[int]:
+    return [dim for dim, size in enumerate(labels.shape) if size > 1]
+
+
+Rule = Callable[["Tracer", Any, Sequence[Any], Mapping[str, Any], Any], None]
+
+
+class Tracer(TorchDispatchMode):
+    """Runs operators as they come and hands each to its rule; the rules write into `trace`."""
+
+    def __init__(self, model: nn.Module, rules: Callable[[Any], Rule | None]):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        self.rules = rules
+        self.names = {id(t): name for name, t in tensors(model).items()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule = self.rules(func)
+        if rule is None and func._can_decompose():
+            with self:
+                return func.decompose(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if rule is not None:
+            rule(self, func, args, kwargs, out)
+        else:
+            self.give_up(func, args, kwargs, out)
+        return out
+
+    def give_up(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """No rule: whatever this operator touches stays."""
+        inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if any(hasattr(t, "_labels") or id(t) in self.names for t in inputs):
+            self.trace.unknown[str(func)] += 1
+        for t in inputs:
+            self.pin(self.of(t))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor):
+                self.mark(t, torch.full((1,) * t.dim(), FIXED))
+
+    # -- labels of tensors ---------------------------------------------------------------------------------------
+
+    def name(self, t: Tensor | None) -> str | None:
+        return None if t is None else self.names.get(id(t))
+
+    def of(self, t: Tensor) -> Tensor:
+        """The labels of a tensor, compressed, of the tensor's own rank; a constant's are FIXED."""
+        if hasattr(t, "_labels"):
+            labels: Tensor = t._labels
+            return labels
+        name, wide = self.name(t), [d for d, size in enumerate(t.shape) if size > 1]
+        if name is not None and len(wide) == 1:
+            shape = [1] * t.dim()
+            shape[wide[0]] = -1
+            return self.dimension(name, t, wide[0], "other").view(shape)
+        return torch.full((1,) * t.dim(), FIXED)
+
+    def mark(self, t: Tensor, labels: Tensor) -> None:
+        t._labels = labels  # type: ignore[attr-defined]
+
+    def dimension(self, name: str, t: Tensor, dim: int, role: Role) -> Tensor:
+        """The labels of one dimension of a parameter or buffer: made at its first use, kept for all later ones."""
+        key = (name, dim)
+        if key not in self.trace.labels:
+            self.trace.labels[key] = torch.arange(self.trace.count, self.trace.count + t.shape[dim])
+            self.trace.count += t.shape[dim]
+            self.trace.roles[key] = role
+        elif role == "filter" or self.trace.roles[key] == "other":
+            self.trace.roles[key] = role
+        return self.trace.labels[key]
+
+    # -- ties between labels -------------------------------------------------------------------------------------
+
+    def tie(self, a: Tensor, b: Tensor, by_addition: bool = False) -> None:
+        """Channels a[i] and b[i] live and die together."""
+        a, b = torch.broadcast_tensors(a, b)
+        a, b = a.flatten(), b.flatten()
+        real = (a != NONE) & (b != NONE) & (a != b)
+        if bool(real.any()):
+            edges = torch.stack([a[real], b[real]])
+            if edges.shape[1] > 1024:
+                edges = torch.unique(edges, dim=1)
+            (self.trace.additions if by_addition else self.trace.joins).append(edges)
+
+    def pin(self, labels: Tensor) -> None:
+        """These channels stay."""
+        self.tie(labels, torch.tensor(FIXED))
+
+    def channels(self, t: Tensor, dim: int) -> Tensor:
+        """The labels along `dim`, one an index; if they vary elsewhere too, the channels are pinned instead."""
+        labels = self.of(t)
+        if any(d != dim % t.dim() for d in varying(labels)):
+            self.pin(labels)
+            return torch.full((t.shape[dim],), FIXED)
+        return labels.flatten().expand(t.shape[dim])
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; a shared one under its first name only."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def call(model: nn.Module, example_input: Any) -> Any:
+    """The model on its example: a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
+    if isinstance(example_input, Mapping):
+        return model(**example_input)
+    if isinstance(example_input, (tuple, list)):
+        return model(*example_input)
+    return model(example_input)
+
+
+def leaves(output: Any) -> Iterable[Tensor]:
+    """Every tensor in a model's output, also one level inside objects that pytree does not know."""
+    for leaf in tree_leaves(output):
+        inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", {}))
+        yield from (t for t in inside if isinstance(t, Tensor))
+
+
+def trace(model: nn.Module, example_input: Any) -> Trace:
+    """Run a copy of the model once, in evaluation mode, and return the channel identities.
+
+    A copy, since a forward may keep tensors for later, and those made in inference mode could not be trained on.
+    """
+    from growprune.rules import find_rule
+
+    model = copied(model).eval()
+    tracer = Tracer(model, find_rule)
+    for t in tree_leaves(example_input):
+        if isinstance(t, Tensor):
+            tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
+    tracer.pin(torch.tensor([INPUT]))
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder would hide its linear layers
+        with torch.inference_mode(), tracer:
+            output = call(model, example_input)
+    except Exception as error:
+        raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {error}") from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for t in tree_leaves(example_input):
+            if isinstance(t, Tensor) and hasattr(t, "_labels"):
+                del t._labels
+    for t in leaves(output):
+        tracer.pin(tracer.of(t))
+    return tracer.trace
+
+
+def copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
