@@ -40,8 +40,9 @@ def refuse(model: nn.Module) -> None:
         }:
             raise GrowpruneError(f"{at} is sharded (FSDP), so no process sees whole filters: prune before sharding")
         if parametrize.is_parametrized(module):
-            raise GrowpruneError(f"{at} has parametrised weights ({', '.join(module.parametrizations)}): "
-                                 "remove_parametrizations() first")  # fmt: skip
+            raise GrowpruneError(
+                f"{at} has parametrised weights ({', '.join(module.parametrizations)}): remove_parametrizations() first"
+            )
     devices = {p.device for p in model.parameters()}
     if not devices:
         raise GrowpruneError("the model has no parameters")
@@ -81,5 +82,7 @@ def trainable(model: nn.Module, names: Iterable[str]) -> None:
     parameters = dict(model.named_parameters())
     for name in names:
         if not parameters[name].requires_grad:
-            raise GrowpruneError(f"'{name}' is frozen (requires_grad=False), so no penalty can push it: "
-                                 f"unfreeze it, or name '{owner(name)}' in ignore=")  # fmt: skip
+            raise GrowpruneError(
+                f"'{name}' is frozen (requires_grad=False), so no penalty can push it: "
+                f"unfreeze it, or name '{owner(name)}' in ignore="
+            )

@@ -48,12 +48,13 @@ class Factors:
         self.owned = torch.zeros(size, dtype=torch.bool, device=active.device)
         self.layout(active, self.owned)
         self.pruned = self.owned.clone()  # until the pick, S^p is the full set
-        self.kept = torch.zeros(size, device=active.device)
         self.values = torch.zeros(size, device=active.device)
         self.decay: Tensor | None = None
         self.decoupled = False
         self.form = "l2"
+        self.weights: list[nn.Parameter] = []
         self.rates: list[dict[str, Any]] = []
+        self.flat = self.views()
 
     def layout(self, units: Tensor, into: Tensor) -> None:
         """Spread a flag a unit over the flat buffer: an entry has it if any of its dimensions does."""
@@ -89,14 +90,15 @@ class Factors:
         own = dict(self.model.named_parameters())
         for p in self.parameters:
             if id(own[p.name]) not in group_of and schedule.total_steps:
-                raise GrowpruneError(f"'{p.name}' is in no parameter group of this optimizer, so the penalty cannot "
-                                     f"reach it: add it, or name '{owner(p.name)}' in ignore=")  # fmt: skip
+                raise GrowpruneError(
+                    f"'{p.name}' is in no parameter group of this optimizer, so the penalty cannot "
+                    f"reach it: add it, or name '{owner(p.name)}' in ignore="
+                )
         if not schedule.total_steps:
             return schedule
         self.decoupled, self.form = decoupled, schedule.form
         self.weights = [own[p.name] for p in self.parameters]
         self.rates = [group_of[id(w)] for w in self.weights]
-        self.flat = self.views()
         decays = [float(group.get("weight_decay", 0.0)) for group in self.rates]
         if isinstance(schedule, GReg2) and schedule.gamma is None:
             schedule = replace(schedule, gamma=max(decays, default=0.0))
@@ -108,7 +110,6 @@ class Factors:
     @torch.no_grad()
     def apply(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Just before the update. With a closure, gradients are made inside the step, so the penalty goes in there."""
-        self.follow_device()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer itself
         if closure is None or self.decoupled:
             self.act(optimizer)
@@ -130,14 +131,11 @@ class Factors:
 
         return closed
 
-    def follow_device(self) -> None:
-        """The model may have moved since."""
-        device = self.weights[0].device if self.parameters else self.values.device
-        if self.values.device != device:
-            for name in ("active", "owned", "pruned", "kept", "values", "decay"):
-                value = getattr(self, name)
-                setattr(self, name, None if value is None else value.to(device))
-            self.flat = self.views()
+    def to(self, device: torch.device) -> None:
+        for name in ("active", "owned", "pruned", "values", "decay"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else value.to(device))
+        self.flat = self.views()
 
     def act(self, optimizer: Any) -> None:
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer under GradScaler unscales by itself, later

@@ -152,6 +152,7 @@ class Pruner:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self.done:
             return None
+        self._follow_device()
         return self._factors.apply(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -173,6 +174,14 @@ class Pruner:
         self._watch_ratio()
         if self.penalty() != before:
             self._refresh()
+
+    def _follow_device(self) -> None:
+        """The model may have moved since the pruner was made."""
+        device = next(self.model.parameters()).device
+        if self._pruned.device != device:
+            self._active, self._pruned = self._active.to(device), self._pruned.to(device)
+            self._ratio = None if self._ratio is None else self._ratio.to(device)
+            self._factors.to(device)
 
     def _refresh(self) -> None:
         self._factors.fill(self.penalty())
@@ -259,8 +268,10 @@ class Pruner:
         onward goes into what follows. `calibrate`: batches on which to estimate batch-norm statistics anew.
         """
         if not self._picked:
-            raise GrowpruneError(f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step "
-                                 f"{self.step_count}")  # fmt: skip
+            raise GrowpruneError(
+                f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step {self.step_count}"
+            )
+        self._follow_device()
         checks.weights(self.model)
         if self.groups.granularity == "weight":
             return self._zeroed(optimizer or self._optimizer)
@@ -303,8 +314,10 @@ class Pruner:
             raise GrowpruneError(f"this is not a pruner's state: it has no '{sorted(missing)[0]}'")
         for key, mine in self._plan().items():
             if state["plan"].get(key) != mine:
-                raise GrowpruneError(f"the state is of another plan: its {key} is "
-                                     f"{checks.short(state['plan'].get(key))}, here it is {checks.short(mine)}")  # fmt: skip
+                raise GrowpruneError(
+                    f"the state is of another plan: its {key} is "
+                    f"{checks.short(state['plan'].get(key))}, here it is {checks.short(mine)}"
+                )
         device = self._pruned.device
         self.step_count, self._picked = int(state["step"]), bool(state["picked"])
         self._pruned.copy_(state["pruned"])

@@ -191,14 +191,19 @@ def per_layer(spec: Uniform | Stages | Ranges | ByName, groups: Groups) -> list[
         return [0.0 if layer.stem else spec.ratio for layer in groups.layers]
     if isinstance(spec, Stages):
         if groups.stages == 0:
-            raise GrowpruneError(f"ratios: {write(spec)} is by stage, but this network has no residual stages; "
-                                 f"write ranges of layers, as in '[0:0, 1-{len(groups.order) - 2}:0.5]'")  # fmt: skip
+            raise GrowpruneError(
+                f"ratios: {write(spec)} is by stage, but this network has no residual stages; "
+                f"write ranges of layers, as in '[0:0, 1-{len(groups.order) - 2}:0.5]'"
+            )
         if len(spec.ratios) != groups.stages + 1:
-            raise GrowpruneError(f"ratios: {write(spec)} has {len(spec.ratios)} entries, this network has "
-                                 f"{groups.stages + 1} stages, the stem among them")  # fmt: skip
+            raise GrowpruneError(
+                f"ratios: {write(spec)} has {len(spec.ratios)} entries, this network has "
+                f"{groups.stages + 1} stages, the stem among them"
+            )
         if spec.ratios[0] > 0 and not any(layer.stage == 0 for layer in groups.layers):
-            raise GrowpruneError("ratios: the stem of this network is tied to its first residual stage and cannot "
-                                 "go alone: give it 0")  # fmt: skip
+            raise GrowpruneError(
+                "ratios: the stem of this network is tied to its first residual stage and cannot go alone: give it 0"
+            )
         return [spec.ratios[layer.stage or 0] for layer in groups.layers]
     if isinstance(spec, Ranges):
         last = max(b for _, b, _ in spec.ranges)
@@ -223,9 +228,11 @@ def prunable(name: str, groups: Groups) -> Layer:
         if layer.name == name:
             return layer
     if name in groups.order:
-        raise GrowpruneError(f"ratios: the filters of '{name}' cannot go: they are tied to other layers by a residual "
-                             "addition (coupled=True prunes those together), ignored, or fixed by the model's "
-                             "code")  # fmt: skip
+        raise GrowpruneError(
+            f"ratios: the filters of '{name}' cannot go: they are tied to other layers by a residual "
+            "addition (coupled=True prunes those together), ignored, or fixed by the model's "
+            "code"
+        )
     raise GrowpruneError(f"ratios: the model has no layer '{name}'{nearest(name, groups.order)}")
 
 

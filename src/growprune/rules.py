@@ -394,9 +394,12 @@ def table() -> dict[str, Rule]:
             "fractional_max_pool2d",
         ),
         (pad, "pad constant_pad_nd"),
-        (constant, "zeros ones empty full arange new_zeros new_ones new_empty new_full zeros_like ones_like "
-         "empty_like full_like rand_like randn_like rand randn scalar_tensor linspace eye"),
-    ):  # fmt: skip
+        (
+            constant,
+            "zeros ones empty full arange new_zeros new_ones new_empty new_full zeros_like ones_like "
+            "empty_like full_like rand_like randn_like rand randn scalar_tensor linspace eye",
+        ),
+    ):
         rules.update(dict.fromkeys(names.split(), rule))
     return rules
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.errors import GrowpruneError
 
@@ -192,12 +192,18 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def call(model: nn.Module, example_input: Any) -> Any:
-    """The model on its example: a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
+    """The model on its example (a tensor, a tuple or list of arguments, or a dict of them), moved to its device."""
+    example_input = placed(model, example_input)
     if isinstance(example_input, Mapping):
         return model(**example_input)
     if isinstance(example_input, (tuple, list)):
         return model(*example_input)
     return model(example_input)
+
+
+def placed(model: nn.Module, example_input: Any) -> Any:
+    device = next(model.parameters()).device
+    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, example_input)
 
 
 def leaves(output: Any) -> Iterable[Tensor]:
@@ -215,6 +221,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
     from growprune.rules import find_rule
 
     model = copied(model).eval()
+    example_input = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, placed(model, example_input))
     tracer = Tracer(model, find_rule)
     for t in tree_leaves(example_input):
         if isinstance(t, Tensor):
@@ -229,9 +236,6 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
         raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {error}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
-        for t in tree_leaves(example_input):
-            if isinstance(t, Tensor) and hasattr(t, "_labels"):
-                del t._labels
     for t in leaves(output):
         tracer.pin(tracer.of(t))
     return tracer.trace
