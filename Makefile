@@ -54,7 +54,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(MAKE) -s --no-print-directory python
 	@echo "Setting up $(VENV): some minutes and some gigabytes the first time (torch)" >&2
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' >&2
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' >&2
 	@touch $@
 
 # Each line names one thing that is wrong and what to do about it.

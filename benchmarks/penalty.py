@@ -57,7 +57,7 @@ def captured(step: Callable[[], None], pruner: gp.Pruner | None) -> Callable[[],
     with torch.cuda.graph(graph):
         step()
 
-    def replay() -> None:
+    def replay(keep: Callable[[], None] = step) -> None:  # the graph works on the step's tensors: they must live on
         graph.replay()
         if pruner is not None:
             pruner.advance()

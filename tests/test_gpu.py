@@ -40,6 +40,7 @@ def batch() -> tuple[Tensor, Tensor]:
     return x.cuda(), torch.arange(16).remainder(10).cuda()
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("scope", ["filter", "path"])
 @pytest.mark.parametrize("name", SHORT)
 def test_no_step_waits_for_the_device(name: str, scope: str) -> None:

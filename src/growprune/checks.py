@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from growprune.errors import GrowpruneError
@@ -39,6 +39,11 @@ def refuse(model: nn.Module) -> None:
             c.__name__ for c in type(module).__mro__
         }:
             raise GrowpruneError(f"{at} is sharded (FSDP), so no process sees whole filters: prune before sharding")
+        made = [h for h in module._forward_pre_hooks.values() if type(h).__module__.startswith("torch.nn.utils")]
+        if made:
+            raise GrowpruneError(
+                f"the weights of {at} are made anew at each forward ({type(made[0]).__name__}): remove that"
+            )
         if parametrize.is_parametrized(module):
             raise GrowpruneError(
                 f"{at} has parametrised weights ({', '.join(module.parametrizations)}): remove_parametrizations() first"
@@ -46,6 +51,8 @@ def refuse(model: nn.Module) -> None:
     devices = {p.device for p in model.parameters()}
     if not devices:
         raise GrowpruneError("the model has no parameters")
+    if devices == {torch.device("meta")}:
+        raise GrowpruneError("the model is on the meta device and holds no weights: load them first")
     if len(devices) > 1:
         raise GrowpruneError(
             f"the model lies on several devices ({', '.join(sorted(map(str, devices)))}): move it to one"
@@ -85,4 +92,30 @@ def trainable(model: nn.Module, names: Iterable[str]) -> None:
             raise GrowpruneError(
                 f"'{name}' is frozen (requires_grad=False), so no penalty can push it: "
                 f"unfreeze it, or name '{owner(name)}' in ignore="
+            )
+
+
+def optimizer(given: Any) -> None:
+    if not isinstance(given, torch.optim.Optimizer):
+        raise GrowpruneError(f"attach: need a torch optimizer, not {type(given).__name__}")
+
+
+def state(given: Any, units: int) -> None:
+    """Is this a pruner's state, whole and of the right kind?"""
+    kinds: dict[str, Any] = {
+        "plan": dict, "step": int, "picked": bool, "pruned": Tensor, "ended": (int, type(None)),
+        "ratio": (Tensor, type(None)), "generator": Tensor,
+    }  # fmt: skip
+    if not isinstance(given, dict):
+        raise GrowpruneError(f"this is not a pruner's state: need a dict, not {type(given).__name__}")
+    for key, kind in kinds.items():
+        if key not in given or not isinstance(given[key], kind):
+            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given.get(key, 'missing'))}")
+    if given["step"] < 0:
+        raise GrowpruneError(f"this is not a pruner's state: its step is {given['step']}")
+    generator = torch.Generator().get_state()
+    for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
+        if given[key].shape != shape or given[key].dtype != kind:
+            raise GrowpruneError(
+                f"this is not a pruner's state: its '{key}' is {tuple(given[key].shape)}, not {tuple(shape)}"
             )

@@ -10,19 +10,23 @@ The model is never changed in place but by `hold`; `cut` works on a copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.errors import GrowpruneError
 from growprune.groups import Groups, gone, owner
-from growprune.trace import call, copied, tensors
+from growprune.trace import call, copied, tensors, whole_operators
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
@@ -159,11 +163,10 @@ def fold(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, exa
         s.tensor: gone(pruned, groups.grouped.get(s.tensor, s.units)) for s in groups.of_role("read") if s.dim == 1
     }
     watch = Onward(ghost, {name: lost for name, lost in reads.items() if bool(lost.any())})
-    with torch.inference_mode(), watch:
+    with whole_operators(ghost), watch:
         call(ghost, example_input)
     cuts, new = kept_indices(groups, pruned), tensors(small)
     for weight, sent in watch.sent.items():
-        sent = sent.clone()
         for dim, indices in cuts.get(weight, ()):
             sent = sent[indices.to(sent.device)] if dim == 0 else sent
         bias = small.get_submodule(owner(weight))._parameters.get("bias")
@@ -182,6 +185,8 @@ def follow(
 ) -> None:
     """The optimizer goes on with `small`: its parameters replaced, its state (momentum) narrowed the same way."""
     name_of = {id(p): name for name, p in model.named_parameters()}
+    if not any(id(p) in name_of for group in optimizer.param_groups for p in group["params"]):
+        raise GrowpruneError("compact: this optimizer holds no parameter of the model, so it cannot go on with it")
     new, cuts = dict(small.named_parameters()), kept_indices(groups, pruned)
     for group in optimizer.param_groups:
         for i, p in enumerate(group["params"]):
@@ -196,16 +201,36 @@ def follow(
                     for key, value in state.items()
                 }
 
+    if isinstance(optimizer, torch.optim.LBFGS):  # one flat history of all parameters: it starts anew
+        optimizer.state.clear()
+        optimizer._params, optimizer._numel_cache = optimizer.param_groups[0]["params"], None
+
+
+def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
+    """Estimate batch-norm statistics anew, as the mean over the batches; every module keeps its mode."""
+    modes = [(m, m.training) for m in model.modules()]
+    each = iter(batches)
+    try:
+        first = next(each)
+    except StopIteration:
+        raise GrowpruneError("compact: calibrate= holds no batch") from None
+    torch.optim.swa_utils.update_bn(chain([first], each), model, next(model.parameters()).device)
+    for module, training in modes:
+        module.training = training
+
 
 # -- single weights ------------------------------------------------------------------------------------------------
 
 MASK = "_mask"
 """A held weight's mask is the buffer `weight_mask` beside it; it is not part of the state dict."""
 
+HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Held weights and their masks, for the hook that runs after every optimizer's step."""
+
 
 @torch.no_grad()
 def hold(model: nn.Module, groups: Groups, pruned: Tensor) -> None:
-    """Set pruned weights to exact zero, and keep them there: their gradients are zero from now on."""
+    """Set pruned weights to exact zero, and keep them there: in this module, its copies, and after loading."""
     where = places(model)
     for s in groups.slices:
         keep = ~gone(pruned, s.units)
@@ -213,44 +238,59 @@ def hold(model: nn.Module, groups: Groups, pruned: Tensor) -> None:
             keep_zero(module, name, keep)
 
 
-@torch.no_grad()
 def keep_zero(module: nn.Module, name: str, keep: Tensor) -> None:
     weight = module._parameters[name]
     assert weight is not None
     module.register_buffer(f"{name}{MASK}", keep.to(weight.device), persistent=False)
-    weight.masked_fill_(~keep.to(weight.device), 0.0)
-    arm(module, ())
     module.register_forward_pre_hook(arm)
+    module.register_load_state_dict_post_hook(rezero)
+    HELD.pop(weight, None)  # an earlier mask no longer counts
+    arm(module, None)
 
 
 def held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The held weights of one module and their masks."""
     for name, mask in module._buffers.items():
-        if name.endswith(MASK) and mask is not None and name.removesuffix(MASK) in module._parameters:
+        if name.endswith(MASK) and mask is not None and module._parameters.get(name.removesuffix(MASK)) is not None:
             yield name.removesuffix(MASK), mask
 
 
-def arm(module: nn.Module, args: Any) -> None:
-    """Give each held weight its gradient hook; a copy or a loaded module gets it anew at its next forward."""
-    for name, _ in held(module):
-        weight = module._parameters[name]
-        if weight is not None and weight.requires_grad and not getattr(weight, "_held", False):
-            weight.register_hook(partial(zeroed, module, f"{name}{MASK}"))
-            weight._held = True  # type: ignore[attr-defined]
-
-
-def zeroed(module: nn.Module, mask: str, grad: Tensor) -> Tensor:
-    keep = module._buffers[mask]
-    assert keep is not None
-    return grad.masked_fill(~keep, 0.0)
+def arm(module: nn.Module, _: Any) -> None:
+    """See to it that gradients and steps leave held weights at zero; a copy gets there at its first forward."""
+    for name, mask in held(module):
+        weight: Any = module._parameters[name]
+        known = HELD.get(weight)
+        if known is None and weight.requires_grad:
+            weight.register_hook(partial(zeroed, weakref.ref(weight)))
+        if known is None or known.device != mask.device:
+            HELD[weight] = mask
+            rezero(module, None)
 
 
 @torch.no_grad()
-def hold_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Momentum and its kin at held weights: zero too."""
-    for module in model.modules():
-        for name, mask in held(module):
-            weight: Any = module._parameters[name]
-            for value in optimizer.state.get(weight, {}).values():
-                if isinstance(value, Tensor) and value.shape == mask.shape:
-                    value.masked_fill_(~mask, 0.0)
+def rezero(module: nn.Module, _: Any) -> None:
+    for name, mask in held(module):
+        weight: Any = module._parameters[name]
+        weight.masked_fill_(~mask, 0.0)
+
+
+def zeroed(weight: Any, grad: Tensor) -> Tensor:
+    mask = HELD.get(weight())
+    return grad if mask is None else grad.masked_fill(~mask, 0.0)
+
+
+@torch.no_grad()
+def after_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Held weights are zero after every step of any optimizer, and so is its state (momentum) for them."""
+    if not HELD:
+        return
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            mask = HELD.get(p)
+            if mask is not None:
+                for t in (p, *optimizer.state.get(p, {}).values()):
+                    if isinstance(t, Tensor) and t.shape == mask.shape:
+                        t.masked_fill_(~mask, 0.0)
+
+
+register_optimizer_step_post_hook(after_any_step)

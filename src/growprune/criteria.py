@@ -87,6 +87,10 @@ class OBD(Criterion):
     probes: int = 1
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.probes < 1:
+            raise GrowpruneError(f"OBD: probes must be 1 or more, not {self.probes}")
+
     def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
 
@@ -99,10 +103,11 @@ class OBD(Criterion):
                     name: torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
                     for name, p in parameters.items()
                 }
+                live = [name for name in parameters if first[name].requires_grad]
                 products = torch.autograd.grad(
-                    [first[name] for name in parameters],
+                    [first[name] for name in live],
                     list(parameters.values()),
-                    [signs[name] for name in parameters],
+                    [signs[name] for name in live],
                     retain_graph=True,
                     allow_unused=True,
                 )
@@ -124,13 +129,7 @@ class Custom(Criterion):
     function: Callable[[Tensor], Tensor]
 
     def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
-        scores = self.function(weight)
-        if not isinstance(scores, Tensor) or scores.shape != (len(weight),):
-            got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            raise GrowpruneError(
-                f"criterion: your function must give one score a row, shape ({len(weight)},), not {got}"
-            )
-        return scores
+        return self.function(weight)
 
 
 KNOWN: Mapping[str, type[Criterion]] = {"l1": L1, "l2": L2, "taylor": Taylor, "obd": OBD, "random": Random}
@@ -163,11 +162,19 @@ def rows(groups: Groups, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
             if bool(inside.view(-1)[0]):
                 return values[s.tensor].detach().reshape(-1, 1)
         elif bool(inside.any()):
-            units = s.units[inside]
-            order = inside.nonzero().flatten()[torch.argsort(units, stable=True)]
-            value = values[s.tensor].detach()
-            parts.append(value.movedim(s.dim, 0)[order.to(value.device)].reshape(layer.size, -1))
+            value = values[s.tensor].detach().movedim(s.dim, 0)
+            parts.append(by_unit(value[inside.to(value.device)].flatten(1), s.units[inside] - layer.start, layer.size))
     return torch.cat(parts, dim=1)
+
+
+def by_unit(value: Tensor, units: Tensor, size: int) -> Tensor:
+    """Rows gathered by unit, side by side; a unit with fewer rows than others is filled up with zeros."""
+    times = torch.bincount(units, minlength=size)
+    order = torch.argsort(units, stable=True)
+    place = torch.arange(len(units)) - (times.cumsum(0) - times)[units[order]]
+    result = value.new_zeros(size, int(times.max()), value.shape[1])
+    result[units[order].to(value.device), place.to(value.device)] = value[order.to(value.device)]
+    return result.flatten(1)
 
 
 @torch.no_grad()
@@ -181,8 +188,15 @@ def scores(
     result = []
     for layer in groups.layers:
         more = rows(groups, layer, extra) if extra else None
-        result.append(criterion.score(rows(groups, layer, values), more, generator).float())
-    return torch.cat(result)
+        found = criterion.score(rows(groups, layer, values).clone(), more, generator)
+        if not isinstance(found, Tensor) or found.shape != (layer.size,):
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise GrowpruneError(f"criterion: need one score a row of '{layer.name}', shape ({layer.size},), not {got}")
+        result.append(found.float())
+    every = torch.cat(result)
+    if bool(torch.isnan(every).any()):
+        raise GrowpruneError("criterion: some scores are NaN, so what goes would be chance")
+    return every
 
 
 # -- data ----------------------------------------------------------------------------------------------------------

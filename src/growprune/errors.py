@@ -18,3 +18,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean '{close[0]}'?" if close else ""
+
+
+def line(error: BaseException) -> str:
+    """An error's message in one line of bearable length.
+
+    >>> line(ValueError("first\\nsecond"))
+    'first'
+    """
+    first = next(iter(str(error).splitlines()), "")
+    return first if len(first) <= 200 else f"{first[:197]}..."

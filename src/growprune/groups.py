@@ -115,6 +115,11 @@ def owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
+def layer_name(tensor: str) -> str:
+    """A layer is called by its module; a weight of another name, or of the model itself, by its own."""
+    return owner(tensor) if tensor.endswith(".weight") else tensor
+
+
 def build(
     model: nn.Module,
     example_input: Any,
@@ -142,6 +147,8 @@ def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:
     """Names of the tensors inside ignored modules."""
     paths = {id(module): name for name, module in model.named_modules()}
     names, result = dict(model.named_modules()), set()
+    if not isinstance(ignore, (str, nn.Module, Iterable)):
+        raise GrowpruneError(f"ignore: give names or modules, not {ignore!r}")
     entries = [ignore] if isinstance(ignore, (str, nn.Module)) else list(ignore)
     every = tensors(model)
     for entry in entries:
@@ -178,7 +185,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
             stays[own] = True
             continue
         unit_of[own] = torch.arange(start, start + len(own))
-        layers.append(Layer(owner(tensor), start, start + len(own), index, stages[tensor], stem))
+        layers.append(Layer(layer_name(tensor), start, start + len(own), index, stages[tensor], stem))
         start += len(own)
     slices = (Slice(t, d, unit_of[classes[labels]], found.roles[t, d]) for (t, d), labels in found.labels.items())
     return Groups(
@@ -187,7 +194,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         grouped={name: unit_of[classes[labels]] for name, labels in found.grouped.items()},
         norms=found.norms,
         positions=positions(found),
-        order=tuple(owner(tensor) for tensor, _ in first_uses(found)),
+        order=tuple(layer_name(tensor) for tensor, _ in first_uses(found)),
         granularity="filter",
     )
 
@@ -211,7 +218,7 @@ def positions(found: Trace) -> dict[str, int]:
 def tied_by_addition(found: Trace, classes: Tensor) -> Tensor:
     """Classes in which an addition joined filters of different layers: the residual streams."""
     alone = found.components(additions=False)
-    made = torch.cat([labels for key, labels in found.labels.items() if found.roles[key] == "filter"])
+    made = torch.cat([labels for key, labels in found.labels.items() if found.roles[key] in ("filter", "table")])
     pairs = torch.unique(torch.stack([classes[made], alone[made]]), dim=1)
     streams, times = torch.unique(pairs[0], return_counts=True)
     tied: Tensor = streams[times > 1]
@@ -259,9 +266,9 @@ def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
         if tensor in untouched:
             continue
         size = every[tensor].numel()
-        layers.append(Layer(owner(tensor), start, start + size, index, stages[tensor], stem))
+        layers.append(Layer(layer_name(tensor), start, start + size, index, stages[tensor], stem))
         units = torch.arange(start, start + size).view(every[tensor].shape)
         slices.append(Slice(tensor, None, units, "filter"))
         start += size
-    order: Sequence[str] = [owner(tensor) for tensor, _ in first_uses(found)]
+    order: Sequence[str] = [layer_name(tensor) for tensor, _ in first_uses(found)]
     return Groups(tuple(layers), tuple(slices), {}, {}, positions(found), tuple(order), "weight")

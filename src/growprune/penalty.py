@@ -8,10 +8,9 @@ the step can be captured in a CUDA graph.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -48,12 +47,14 @@ class Factors:
         self.owned = torch.zeros(size, dtype=torch.bool, device=active.device)
         self.layout(active, self.owned)
         self.pruned = self.owned.clone()  # until the pick, S^p is the full set
-        self.values = torch.zeros(size, device=active.device)
+        own = dict(model.named_parameters())
+        exact = any(own[p.name].dtype == torch.double for p in self.parameters)
+        self.values = torch.zeros(size, device=active.device, dtype=torch.double if exact else torch.float)
         self.decay: Tensor | None = None
         self.decoupled = False
         self.form = "l2"
         self.weights: list[nn.Parameter] = []
-        self.rates: list[dict[str, Any]] = []
+        self.places: list[int] = []  # each weight's parameter group
         self.flat = self.views()
 
     def layout(self, units: Tensor, into: Tensor) -> None:
@@ -84,9 +85,9 @@ class Factors:
 
     # -- an optimizer ----------------------------------------------------------------------------------------------
 
-    def bind(self, optimizer: torch.optim.Optimizer, schedule: Schedule, decoupled: bool) -> Schedule:
-        """Check that the optimizer holds every penalised parameter; γ None becomes its weight decay."""
-        group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    def bind(self, optimizer: torch.optim.Optimizer, schedule: Schedule, decoupled: bool) -> float:
+        """Check that the optimizer holds every penalised parameter; its weight decay, the paper's γ."""
+        group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
         own = dict(self.model.named_parameters())
         for p in self.parameters:
             if id(own[p.name]) not in group_of and schedule.total_steps:
@@ -95,23 +96,22 @@ class Factors:
                     f"reach it: add it, or name '{owner(p.name)}' in ignore="
                 )
         if not schedule.total_steps:
-            return schedule
+            return 0.0
         self.decoupled, self.form = decoupled, schedule.form
         self.weights = [own[p.name] for p in self.parameters]
-        self.rates = [group_of[id(w)] for w in self.weights]
-        decays = [float(group.get("weight_decay", 0.0)) for group in self.rates]
-        if isinstance(schedule, GReg2) and schedule.gamma is None:
-            schedule = replace(schedule, gamma=max(decays, default=0.0))
-            if len(set(decays)) > 1:
-                sizes = torch.tensor([p.stop - p.start for p in self.parameters])
-                self.decay = torch.repeat_interleave(torch.tensor(decays), sizes).to(self.values.device)
-        return schedule
+        self.places = [group_of[id(w)] for w in self.weights]
+        decays = [float(optimizer.param_groups[i].get("weight_decay", 0.0)) for i in self.places]
+        self.decay = None
+        if isinstance(schedule, GReg2) and schedule.gamma is None and len(set(decays)) > 1:
+            sizes = torch.tensor([p.stop - p.start for p in self.parameters])
+            self.decay = torch.repeat_interleave(torch.tensor(decays), sizes).to(self.values)
+        return max(decays, default=0.0)
 
     @torch.no_grad()
     def apply(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Just before the update. With a closure, gradients are made inside the step, so the penalty goes in there."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer itself
-        if closure is None or self.decoupled:
+        if closure is None:
             self.act(optimizer)
             return None
         wrapped = self.around(closure, optimizer)
@@ -120,11 +120,16 @@ class Factors:
         return (args[0], wrapped, *args[2:]), kwargs
 
     def around(self, closure: Callable[[], Any], optimizer: Any) -> Callable[[], Any]:
+        shrunk = False
+
         def closed() -> Any:
+            nonlocal shrunk
             with torch.enable_grad():
                 loss = closure()
             with torch.no_grad():
-                self.act(optimizer)
+                if not shrunk:  # weights shrink once a step, gradients get their share at each evaluation
+                    self.act(optimizer)
+                shrunk = self.decoupled
                 if isinstance(optimizer, torch.optim.LBFGS):  # its line search needs the penalty's value too
                     loss = loss + self.value()
             return loss
@@ -138,31 +143,37 @@ class Factors:
         self.flat = self.views()
 
     def act(self, optimizer: Any) -> None:
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer under GradScaler unscales by itself, later
+        """One step's penalty, on gradients or weights. A fused optimizer under GradScaler unscales the gradients, and
+        skips the step if one is infinite, inside its own kernel: so the penalty is scaled, or skipped, alike."""
+        skipped, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
         if self.decoupled:
-            self.shrink()
-            return
+            scale = None if skipped is None else 1 - skipped
         factors = self.flat if scale is None else self.views(scale)
-        live = [(w, f) for w, f in zip(self.weights, factors, strict=True) if w.grad is not None]
-        if live:
-            weights: list[Tensor] = [w for w, _ in live]
-            grads = [w.grad for w in weights if w.grad is not None]
-            moved = weights if self.form == "l2" else list(torch._foreach_sign(weights))
-            torch._foreach_addcmul_(grads, moved, [f for _, f in live])
+        for place in sorted(set(self.places)):
+            group = optimizer.param_groups[place]
+            live = [
+                (w, f)
+                for w, f, i in zip(self.weights, factors, self.places, strict=True)
+                if i == place and w.grad is not None
+            ]
+            if live:
+                weights: list[Tensor] = [w for w, _ in live]
+                (self.shrink if self.decoupled else self.pull)(weights, [f for _, f in live], group)
 
-    def shrink(self) -> None:
+    def pull(self, weights: list[Tensor], factors: list[Tensor], group: dict[str, Any]) -> None:
+        """g ← g + λ·w, or λ·sign(w): toward zero also where the optimizer climbs (`maximize`)."""
+        moved = weights if self.form == "l2" else list(torch._foreach_sign(weights))
+        grads = [w.grad for w in weights if w.grad is not None]
+        torch._foreach_addcmul_(grads, moved, factors, value=-1.0 if group.get("maximize") else 1.0)
+
+    def shrink(self, weights: list[Tensor], factors: list[Tensor], group: dict[str, Any]) -> None:
         """w ← w − lr·λ·w, or for L1 the step toward zero that stops there."""
-        live = [(w, f, g) for w, f, g in zip(self.weights, self.flat, self.rates, strict=True) if w.grad is not None]
-        for group in {id(g): g for _, _, g in live}.values():
-            weights: list[Tensor] = [w for w, _, g in live if g is group]
-            steps = list(torch._foreach_mul([f for _, f, g in live if g is group], group["lr"]))
-            if self.form == "l2":
-                torch._foreach_addcmul_(weights, weights, steps, value=-1.0)
-            else:
-                left = list(torch._foreach_abs(weights))
-                torch._foreach_addcmul_(left, steps, [torch.ones_like(s) for s in steps], value=-1.0)
-                torch._foreach_clamp_min_(left, 0.0)
-                torch._foreach_copy_(weights, [w.sign() * n for w, n in zip(weights, left, strict=True)])
+        steps = list(torch._foreach_mul(factors, group["lr"]))
+        if self.form == "l2":
+            torch._foreach_addcmul_(weights, weights, steps, value=-1.0)
+        else:
+            left = [(w.abs() - step).clamp_(min=0.0) for w, step in zip(weights, steps, strict=True)]
+            torch._foreach_copy_(weights, [w.sign() * n for w, n in zip(weights, left, strict=True)])
 
     def value(self) -> Tensor:
         """The penalty itself: ½Σλw², or Σλ|w|."""
@@ -170,7 +181,7 @@ class Factors:
             (0.5 * f * w.square() if self.form == "l2" else f * w.abs()).sum()
             for w, f in zip(self.weights, self.flat, strict=True)
         ]
-        return torch.stack(terms).sum()
+        return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> list[Penalized]:
@@ -195,15 +206,16 @@ def normalizes(optimizer: torch.optim.Optimizer) -> bool:
     """Does this optimizer divide the gradient's size away? Tried out: a tenfold gradient, is the step tenfold?"""
     if isinstance(optimizer, torch.optim.LBFGS):
         return False
-    steps = []
+    moved = []
     try:
         for size in (1.0, 10.0):
             probe = nn.Parameter(torch.zeros(2, 2))
-            copied = {k: v for k, v in copy.copy(optimizer.defaults).items() if k not in ("fused", "capturable")}
-            trial = type(optimizer)([probe], **{**copied, "lr": float(copied.get("lr", 1e-3))})
-            probe.grad = torch.tensor([[0.01, 0.0], [0.0, 0.01]]) * size
-            trial.step()
-            steps.append(float(probe.detach().abs().max()))
+            given = {k: v for k, v in optimizer.defaults.items() if k not in ("fused", "capturable", "differentiable")}
+            trial = type(optimizer)([probe], **{**given, "lr": float(given.get("lr", 1e-3))})
+            probe.grad = torch.eye(2) * 0.01 * size
+            for _ in range(8):  # some (RAdam) only begin to normalise after a few steps
+                trial.step()
+            moved.append(float(probe.detach().abs().max()))
     except Exception:  # an optimizer that cannot be made so is no plain gradient descent
         return True
-    return not math.isclose(steps[1], 10 * steps[0], rel_tol=1e-3)
+    return not math.isclose(moved[1], 10 * moved[0], rel_tol=1e-3)

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from growprune.compact import cut
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, Layer, gone
-from growprune.trace import call, copied, leaves, tensors
+from growprune.trace import call, copied, leaves, quietly, tensors
 
 TOLERANCE = 1e-3
 """How far, relative to the largest output, a compacted network may stray from its masked self (float32, TF32)."""
@@ -35,21 +36,33 @@ def masked(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
     return full
 
 
-@torch.no_grad()
-def difference(a: nn.Module, b: nn.Module, example_input: Any) -> float:
-    """The largest difference of two modules' outputs (evaluation mode), relative to the largest output."""
+def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
+    """The largest difference of two networks' outputs (evaluation mode), relative to the largest output.
+
+    A copy of `small` runs, so that what its forward counts or keeps is left alone.
+    """
+    trial = copied(small)
     outs = []
-    for net in (a, b):
-        training = [m for m in net.modules() if m.training]
-        net.eval()
-        outs.append([t.double() for t in leaves(call(net, example_input))])
-        for module in training:
-            module.training = True
+    for net in (trial, full):
+        hooks = [m.register_forward_pre_hook(widen) for m in net.modules() if isinstance(m, _NormBase)]
+        with quietly(net):
+            outs.append([t.double() for t in leaves(call(net.eval(), example_input))])
+        for hook in hooks:
+            hook.remove()
+    for ran, own in zip(trial.modules(), small.modules(), strict=True):
+        if isinstance(own, _NormBase) and isinstance(ran, _NormBase):
+            own.num_features = ran.num_features
     if [t.shape for t in outs[0]] != [t.shape for t in outs[1]]:
         return float("inf")
     scale = max((float(t.abs().max()) for t in outs[1] if t.numel()), default=0.0)
     worst = max((float((x - y).abs().max()) for x, y in zip(*outs, strict=True) if x.numel()), default=0.0)
     return worst / (scale or 1.0)
+
+
+def widen(norm: Any, args: Any) -> None:
+    """A norm without tensors (InstanceNorm as it comes) learns its width from what it meets."""
+    if norm.weight is None and norm.running_mean is None and args:
+        norm.num_features = args[0].shape[1]
 
 
 def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any) -> None:
@@ -58,7 +71,7 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
         error = difference(small, masked(model, groups, pruned), example_input)
     except Exception as failure:
         raise GrowpruneError(
-            f"the smaller network fails on the example: {failure}; name the layer in ignore="
+            f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
         ) from failure
     if not error <= TOLERANCE:
         raise GrowpruneError(
@@ -84,7 +97,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
             small = cut(model, found, pruned)
             error = difference(small, masked(model, found, pruned), example_input)
         except Exception as failure:
-            return f"{type(failure).__name__}: {failure}"
+            return f"{type(failure).__name__}: {line(failure)}"
         return None if error <= TOLERANCE else f"the output changes by {error:.1e}"
 
     if reason(found.layers) is None:

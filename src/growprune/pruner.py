@@ -23,7 +23,7 @@ from growprune import ratios as _ratios
 from growprune.errors import GrowpruneError
 from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
-from growprune.schedule import GReg1, GReg2, Penalty, Phase, Schedule
+from growprune.schedule import Ended, GReg1, GReg2, Penalty, Phase, Schedule
 from growprune.trace import tensors
 
 
@@ -64,7 +64,9 @@ class Pruner:
     ) -> None:
         self.model = checks.unwrapped(model)
         self.example_input = example_input
-        self.schedule = GReg1() if schedule is None else schedule
+        self._asked = self.schedule = GReg1() if schedule is None else schedule
+        self._gamma = 0.0
+        self._ended: int | None = None
         self.criterion = criteria.find(criterion)
         self.spec = _ratios.read(ratios)
         self.scope: Scope = scope
@@ -118,7 +120,7 @@ class Pruner:
         result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}
         if self.groups.granularity == "weight":
             for s in self.groups.slices:
-                name = groups.owner(s.tensor)
+                name = groups.layer_name(s.tensor)
                 result[name] = result[name].view(s.units.shape)
         return result
 
@@ -131,13 +133,13 @@ class Pruner:
         lr·λ, as AdamW decays weights. None: decoupled for optimizers that normalise gradients (Adam and its kin), which
         would divide the penalty away.
         """
+        checks.optimizer(optimizer)
         if self._optimizer is not None:
             raise GrowpruneError("this pruner is attached already; detach() it first")
-        schedule = self._factors.bind(
-            optimizer, self.schedule, normalizes(optimizer) if decoupled is None else decoupled
-        )
-        self.schedule, self._optimizer = schedule, optimizer
-        self._refresh()
+        decoupled = normalizes(optimizer) if decoupled is None else decoupled
+        self._gamma = self._factors.bind(optimizer, self._asked, decoupled)
+        self._optimizer = optimizer
+        self._settle()
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -169,11 +171,22 @@ class Pruner:
             return
         before = self.penalty()
         self.step_count += 1
-        if not self._picked and self.step_count >= self.schedule.pick_step:
+        picks = not self._picked and self.step_count >= self.schedule.pick_step
+        if picks:
             self._pick()
         self._watch_ratio()
-        if self.penalty() != before:
+        if picks or self.penalty() != before:
             self._refresh()
+
+    def _settle(self) -> None:
+        """The schedule as asked for, with γ known, and ended where the ratio rule ended it."""
+        schedule = self._asked
+        if isinstance(schedule, GReg2) and schedule.gamma is None:
+            schedule = replace(schedule, gamma=self._gamma)
+        if self._ended is not None and isinstance(schedule, (GReg1, GReg2)):
+            schedule = Ended(form=schedule.form, pushing=schedule, end=self._ended)
+        self.schedule = schedule
+        self._refresh()
 
     def _follow_device(self) -> None:
         """The model may have moved since the pruner was made."""
@@ -190,10 +203,16 @@ class Pruner:
 
     def _active_units(self) -> Tensor:
         """Units of layers that lose something: the others are left alone altogether."""
-        active = torch.ones(self.groups.units, dtype=torch.bool)
-        for layer, count in zip(self.groups.layers, self.counts or [1] * len(self.groups.layers), strict=True):
-            active[layer.start : layer.stop] = count > 0
+        active = torch.zeros(self.groups.units, dtype=torch.bool)
+        for layer in self._losing():
+            active[layer.start : layer.stop] = True
         return active
+
+    def _losing(self) -> list[groups.Layer]:
+        """Layers that lose something; with one global ratio any may, but for the stem."""
+        if self.counts is None:
+            return [layer for layer in self.groups.layers if not layer.stem]
+        return [layer for layer, count in zip(self.groups.layers, self.counts, strict=True) if count]
 
     @torch.no_grad()
     def _pick(self) -> None:
@@ -212,9 +231,12 @@ class Pruner:
     def _pick_globally(self, scores: Tensor) -> None:
         """The least scores of all layers go, but every layer keeps its best unit."""
         assert isinstance(self.spec, _ratios.Global)
-        for layer in self.groups.layers:
+        losing = self._losing()
+        scores[~self._active] = torch.inf
+        for layer in losing:
             scores[layer.start + scores[layer.start : layer.stop].argmax()] = torch.inf
-        count = min(_ratios.pruned_of(self.spec.ratio, self.groups.units), self.groups.units - len(self.groups.layers))
+        units = sum(layer.size for layer in losing)
+        count = min(_ratios.pruned_of(self.spec.ratio, units), units - len(losing))
         self._pruned[torch.argsort(scores, stable=True)[:count]] = True
 
     # -- magnitudes ----------------------------------------------------------------------------------------------
@@ -224,8 +246,7 @@ class Pruner:
         """How far kept and pruned units have come apart, by layer that loses some; computed on the device."""
         values = tensors(self.model)
         result = {}
-        losing = zip(self.groups.layers, self.counts or [1] * len(self.groups.layers), strict=True)
-        for layer in (layer for layer, count in losing if count):
+        for layer in self._losing():
             weight = criteria.rows(self.groups, layer, values).abs()
             pruned = self._pruned[layer.start : layer.stop]
             norms, mean = weight.sum(1), weight.mean(1)
@@ -237,16 +258,16 @@ class Pruner:
         """The magnitude-ratio rule: end pushing when every layer's kept/pruned ratio is large enough.
 
         The ratio is measured every Ku steps and judged one interval later, when the device has long finished it; so the
-        answer depends on the step alone, and the loop need not wait. Pushing ends by lowering τ to where λ stands.
+        answer depends on the step alone, and the loop need not wait.
         """
         schedule = self.schedule
         if not isinstance(schedule, (GReg1, GReg2)) or schedule.stop_ratio is None or self.phase is not Phase.PUSH:
             return
-        if self.step_count % schedule.ku or not self._picked:
+        if self.step_count % schedule.ku or not self._picked or not self._factors.parameters:
             return
         if self._ratio is not None and bool((self._ratio > schedule.stop_ratio).all()):
-            now = schedule.at(self.step_count - 1).pruned
-            self.schedule = replace(schedule, tau=now - schedule.delta_lambda / 2)
+            self._ended = self.step_count
+            self._settle()
             return
         ratio = torch.stack([s.kept / s.pruned for s in self.separation().values()]).nan_to_num(nan=torch.inf)
         self._ratio = ratio if self._ratio is None else 0.9 * self._ratio + 0.1 * ratio
@@ -274,24 +295,22 @@ class Pruner:
         self._follow_device()
         checks.weights(self.model)
         if self.groups.granularity == "weight":
-            return self._zeroed(optimizer or self._optimizer)
+            removal.hold(self.model, self.groups, self._pruned)
+            for each in (optimizer, self._optimizer):
+                if each is not None:
+                    removal.after_any_step(each, (), {})
+            self.detach()
+            return self.model
         small = removal.cut(self.model, self.groups, self._pruned)
         proof.prove(self.model, small, self.groups, self._pruned, self.example_input)
         if fold:
             removal.fold(self.model, small, self.groups, self._pruned, self.example_input)
         if calibrate is not None:
-            torch.optim.swa_utils.update_bn(calibrate, small, next(small.parameters()).device)
+            removal.calibrate(small, calibrate)
         if optimizer is not None:
             removal.follow(optimizer, self.model, small, self.groups, self._pruned)
         self.detach()
         return small
-
-    def _zeroed(self, optimizer: torch.optim.Optimizer | None) -> nn.Module:
-        removal.hold(self.model, self.groups, self._pruned)
-        if optimizer is not None:
-            removal.hold_state(optimizer, self.model)
-        self.detach()
-        return self.model
 
     # -- stopping and going on -----------------------------------------------------------------------------------
 
@@ -302,16 +321,14 @@ class Pruner:
             "step": self.step_count,
             "picked": self._picked,
             "pruned": self._pruned.cpu().clone(),
-            "tau": getattr(self.schedule, "tau", None),
+            "ended": self._ended,
             "ratio": None if self._ratio is None else self._ratio.cpu().clone(),
             "generator": self._generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; a state of another network or plan is refused, nothing changed."""
-        missing = {"plan", "step", "picked", "pruned", "tau", "ratio", "generator"} - set(state)
-        if missing:
-            raise GrowpruneError(f"this is not a pruner's state: it has no '{sorted(missing)[0]}'")
+        checks.state(state, self.groups.units)
         for key, mine in self._plan().items():
             if state["plan"].get(key) != mine:
                 raise GrowpruneError(
@@ -323,18 +340,17 @@ class Pruner:
         self._pruned.copy_(state["pruned"])
         self._ratio = None if state["ratio"] is None else state["ratio"].to(device)
         self._generator.set_state(state["generator"])
-        if isinstance(self.schedule, (GReg1, GReg2)):
-            self.schedule = replace(self.schedule, tau=state["tau"])
+        self._ended = state["ended"]
         self._factors.set_pruned(self._pruned)
-        self._refresh()
+        self._settle()
 
     def _plan(self) -> dict[str, Any]:
         """What must agree for a state to fit: the layers and what they lose, and the schedule as it was asked for."""
-        asked = {k: v for k, v in asdict(self.schedule).items() if k not in ("tau", "gamma")}
         return {
             "layers": [[layer.name, layer.size] for layer in self.groups.layers],
-            "counts": self.counts,
-            "schedule": [type(self.schedule).__name__, asked],
+            "ratios": _ratios.write(self.spec) if self.counts is None else self.counts,
+            "criterion": type(self.criterion).__name__,
+            "schedule": [type(self._asked).__name__, asdict(self._asked)],
             "granularity": self.groups.granularity,
             "scope": self.scope,
         }

@@ -6,10 +6,12 @@ number of units each layer loses. Of N filters at ratio r, min(⌈r·N⌉, N −
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from growprune.errors import GrowpruneError, nearest
 from growprune.groups import Groups, Layer
+from growprune.schedule import is_number
 
 LAST_STAGE = 0.45
 """`Speedup(per="stage")`: what the last stage loses of what the others do, the median over the paper's own lists."""
@@ -100,9 +103,9 @@ def parse(text: str) -> Spec:
         return Uniform(number(body))
     if not body.endswith("]"):
         raise GrowpruneError(f"ratios: {text!r} has no closing ]")
-    items = [item.strip() for item in body[1:-1].split(",") if item.strip()]
-    if not items:
-        raise GrowpruneError("ratios: the list is empty")
+    items = [item.strip() for item in body[1:-1].split(",")]
+    if not all(items):
+        raise GrowpruneError(f"ratios: {text!r} has an empty place")
     if not any(":" in item for item in items):
         return Stages(tuple(number(item) for item in items))
     ranges = []
@@ -117,6 +120,8 @@ def parse(text: str) -> Spec:
 
 def number(value: object) -> float:
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise GrowpruneError(f"ratios: {value!r} is not a number") from None
@@ -137,25 +142,29 @@ def write(spec: Spec) -> str:
 
 def check(spec: Spec) -> None:
     if isinstance(spec, Speedup):
-        if not (math.isfinite(spec.times) and spec.times >= 1):
-            raise GrowpruneError(f"ratios: a speed-up must be 1 or more, not {spec.times}")
+        if not (is_number(spec.times) and spec.times >= 1):
+            raise GrowpruneError(f"ratios: a speed-up must be a number, 1 or more, not {spec.times!r}")
         if spec.per not in ("network", "stage"):
             raise GrowpruneError(f"ratios: Speedup(per=...) is 'network' or 'stage', not {spec.per!r}")
         return
-    if isinstance(spec, (Uniform, Global)):
-        values = [spec.ratio]
-    elif isinstance(spec, Stages):
-        values = list(spec.ratios)
-    elif isinstance(spec, Ranges):
-        values = [ratio for _, _, ratio in spec.ranges]
-        indices = [i for a, b, _ in spec.ranges for i in range(a, b + 1)]
-        if any(a > b for a, b, _ in spec.ranges) or len(indices) != len(set(indices)):
-            raise GrowpruneError(f"ratios: the ranges of {write(spec)} overlap or run backwards")
-    else:
-        values = [ratio for _, ratio in spec.ratios]
+    values = values_of(spec)
+    if not values:
+        raise GrowpruneError("ratios: nothing is said of any layer")
     for value in values:
-        if not 0 <= value < 1:
-            raise GrowpruneError(f"ratios: {value} is outside [0, 1)")
+        if not (is_number(value) and 0 <= value < 1):
+            raise GrowpruneError(f"ratios: {value!r} is outside [0, 1)")
+    if isinstance(spec, Ranges):
+        ends = [-1, *(end for a, b, _ in sorted(spec.ranges) for end in (a, b))]
+        if any(a > b or (i % 2 == 0 and a == b) for i, (a, b) in enumerate(itertools.pairwise(ends))):
+            raise GrowpruneError(f"ratios: the ranges of {write(spec)} overlap or run backwards")
+
+
+def values_of(spec: Uniform | Stages | Ranges | ByName | Global) -> list[float]:
+    if isinstance(spec, (Uniform, Global)):
+        return [spec.ratio]
+    if isinstance(spec, Stages):
+        return list(spec.ratios)
+    return [ratio for *_, ratio in (spec.ranges if isinstance(spec, Ranges) else spec.ratios)]
 
 
 def speaks_of_stem(spec: Spec) -> bool:
@@ -172,7 +181,7 @@ def pruned_of(ratio: float, size: int) -> int:
     >>> [pruned_of(r, 16) for r in (0, 0.5, 0.9, 0.95)], pruned_of(0.55, 100), pruned_of(0.9, 1)
     ([0, 8, 15, 15], 55, 0)
     """
-    return min(math.ceil(ratio * size - 1e-9), size - 1)
+    return min(math.ceil(Fraction(repr(ratio)) * size), size - 1)  # the number as written: 0.55 of 100 is 55
 
 
 def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int] | None:

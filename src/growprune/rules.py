@@ -140,7 +140,7 @@ def embedding(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor
     if name is None:
         tracer.give_up(func, args, kwargs, out)
         return
-    tracer.mark(out, along(tracer.dimension(name, args[0], 1, "other"), out.dim() - 1, out.dim()))
+    tracer.mark(out, along(tracer.dimension(name, args[0], 1, "table"), out.dim() - 1, out.dim()))
 
 
 def blank(t: Tensor, label: int) -> Tensor:

@@ -38,7 +38,7 @@ class Penalty:
 OVER = Penalty(Phase.DONE, 0.0, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
     """What a schedule of your own must say: how long it is, when groups are picked, and the penalty at each step."""
 
@@ -57,7 +57,7 @@ class Schedule:
     form: Form = "l2"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OneShot(Schedule):
     """The baseline: pick and remove at once, no penalty.
 
@@ -66,7 +66,7 @@ class OneShot(Schedule):
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GReg1(Schedule):
     """GReg-1: the groups that the criterion picks at the start are pushed to zero.
 
@@ -87,7 +87,7 @@ class GReg1(Schedule):
     stop_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        check(self, positive=("delta_lambda", "tau"), least_one=("ku",), not_negative=("ks",))
+        check(self)
 
     @classmethod
     def cifar(cls) -> GReg1:
@@ -115,7 +115,7 @@ class GReg1(Schedule):
         return Penalty(phase, grown * self.delta_lambda, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GReg2(Schedule):
     """GReg-2: λ grows for every group until λ > τ'; the criterion picks then, when the magnitudes have separated.
 
@@ -138,8 +138,7 @@ class GReg2(Schedule):
     stop_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        positive = ("delta_lambda", "delta_lambda_pick", "tau", "tau_pick")
-        check(self, positive=positive, least_one=("ku",), not_negative=("ks",))
+        check(self, "delta_lambda_pick", "tau_pick")
         if self.tau <= self.tau_pick:
             raise GrowpruneError(f"GReg2: tau ({self.tau}) must be above tau_pick ({self.tau_pick})")
         if self.form != "l2":
@@ -185,6 +184,30 @@ class GReg2(Schedule):
         return Penalty(phase, self.picked_lambda + grown * self.delta_lambda, -(self.gamma or 0.0))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ended(Schedule):
+    """A schedule whose pushing was ended before step `end`, by the magnitude ratio: λ holds for Ks steps from there."""
+
+    pushing: GReg1 | GReg2
+    end: int
+
+    @property
+    def pick_step(self) -> int:
+        return self.pushing.pick_step
+
+    @property
+    def total_steps(self) -> int:
+        return self.end + self.pushing.ks
+
+    def at(self, step: int) -> Penalty:
+        if step < self.end:
+            return self.pushing.at(step)
+        if step >= self.total_steps:
+            return OVER
+        last = self.pushing.at(self.end - 1)
+        return Penalty(Phase.STABILIZE, last.pruned, last.kept)
+
+
 def increments(ceiling: float, delta: float) -> int:
     """The least n with n·delta > ceiling, rounding of the quotient forgiven.
 
@@ -194,21 +217,26 @@ def increments(ceiling: float, delta: float) -> int:
     return max(0, math.floor(ceiling / delta * (1 + 1e-12) + 1e-9)) + 1
 
 
-def check(
-    schedule: Schedule, positive: tuple[str, ...], least_one: tuple[str, ...], not_negative: tuple[str, ...]
-) -> None:
+def check(schedule: GReg1 | GReg2, *more: str) -> None:
+    """Every field of a schedule, in one line each: `more` names further positive numbers."""
     kind = type(schedule).__name__
-    for name in positive:
+    for name in ("delta_lambda", "tau", *more):
+        if not (is_number(value := getattr(schedule, name)) and value > 0):
+            raise GrowpruneError(f"{kind}: {name} must be a positive number, not {value!r}")
+    for name, least in (("ku", 1), ("ks", 0)):
         value = getattr(schedule, name)
-        if not (math.isfinite(value) and value > 0):
-            raise GrowpruneError(f"{kind}: {name} must be a positive number, not {value}")
-    for names, least in ((least_one, 1), (not_negative, 0)):
-        for name in names:
-            value = getattr(schedule, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise GrowpruneError(f"{kind}: {name} must be a whole number, {least} or more, not {value}")
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise GrowpruneError(f"{kind}: {name} must be a whole number, {least} or more, not {value!r}")
     if schedule.form not in ("l2", "l1"):
         raise GrowpruneError(f"{kind}: form must be 'l2' or 'l1', not {schedule.form!r}")
-    ratio = getattr(schedule, "stop_ratio", None)
-    if ratio is not None and not ratio > 1:
-        raise GrowpruneError(f"{kind}: stop_ratio must be above 1, not {ratio}")
+    ratio, gamma = schedule.stop_ratio, getattr(schedule, "gamma", None)
+    if ratio is not None and not (is_number(ratio) and ratio > 1):
+        raise GrowpruneError(f"{kind}: stop_ratio must be a number above 1, or None, not {ratio!r}")
+    if gamma is not None and not (is_number(gamma) and gamma >= 0):
+        raise GrowpruneError(
+            f"{kind}: gamma must be 0 or more, or None for the optimizer's weight decay, not {gamma!r}"
+        )
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from growprune.checks import unwrapped
 from growprune.compact import MASK, held, keep_zero, places, put, refit
 from growprune.errors import GrowpruneError
 from growprune.trace import tensors
@@ -26,11 +27,12 @@ from growprune.trace import tensors
 KEY = "growprune"
 FORMAT = 1
 VALUES, BITS = "::values", "::mask"
-NUMBERS = ("groups", "num_groups")
+NUMBERS = ("groups", "num_groups", "num_features")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a network (compacted, or any other) to `path`; a file already there is replaced only by a whole one."""
+    model = unwrapped(model)
     stored, sparse = pack(model)
     facts: dict[str, Any] = {
         "format": FORMAT,
@@ -52,12 +54,14 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
     A file cut short, changed since it was saved, or of another network is refused.
     """
     facts, stored = read(Path(path))
-    model = build()
+    model = build() if callable(build) and not isinstance(build, nn.Module) else None
+    if not isinstance(model, nn.Module):
+        raise GrowpruneError("load: build must be a function that makes the original, full-size network")
     values = unpack(facts, stored)
     compare(model, values, Path(path))
     where, old = places(model), tensors(model)
     for name, value in values.items():
-        put(where[name], old[name], value.to(old[name].device))
+        put(where[name], old[name], like(old[name], value))
     for name, module in model.named_modules():
         for key, number in facts["numbers"].get(name, {}).items():
             setattr(module, key, number)
@@ -66,6 +70,12 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
         for module, attribute in where[name]:
             keep_zero(module, attribute, unpack_bits(stored[f"{name}{BITS}"], values[name].shape))
     return model
+
+
+def like(old: Tensor, value: Tensor) -> Tensor:
+    """On the same device and in the same layout."""
+    last = old.dim() == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
+    return value.to(old.device, memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 # -- tensors as they are stored ------------------------------------------------------------------------------------
@@ -152,7 +162,21 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise GrowpruneError(f"{path}: damaged or changed since it was saved (its SHA-256 does not fit)")
     if known != FORMAT:
         raise GrowpruneError(f"{path}: format {known}; this version of growprune reads {FORMAT}")
-    return facts, safetensors.torch.load(blob)
+    stored = safetensors.torch.load(blob)
+    if not sensible(facts, stored):
+        raise GrowpruneError(f"{path}: its facts make no sense: was it written by another program?")
+    return facts, stored
+
+
+def sensible(facts: dict[str, Any], stored: dict[str, Tensor]) -> bool:
+    """Are the facts what `save` writes?"""
+    numbers, held = facts.get("numbers"), facts.get("held")
+    return (
+        isinstance(numbers, dict)
+        and isinstance(held, dict)
+        and all(isinstance(n, dict) and set(n) <= set(NUMBERS) for n in numbers.values())
+        and all(f"{name}{end}" in stored for name in held for end in (VALUES, BITS))
+    )
 
 
 def compare(model: nn.Module, values: dict[str, Tensor], path: Path) -> None:
@@ -168,21 +192,22 @@ def compare(model: nn.Module, values: dict[str, Tensor], path: Path) -> None:
 
 
 def write_whole(path: Path, blob: bytes) -> None:
-    """Write beside, flush, rename: a reader never sees half a file."""
+    """Write beside, flush, rename: a reader never sees half a file, and a failure leaves no scraps."""
+    temporary: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = Path(file.name)
-            try:
-                file.write(blob)
-                file.flush()
-                os.fsync(file.fileno())
-            except BaseException:
-                temporary.unlink()
-                raise
+            file.write(blob)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
+        temporary = None
     except OSError as error:
         raise GrowpruneError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

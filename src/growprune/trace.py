@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,13 +22,14 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, line
 
 NONE, FIXED, INPUT = 0, 1, 2
 """Labels that are no channel: of no account; never removable; the model's own input (never removable too)."""
 
-Role = Literal["filter", "read", "scale", "shift", "mean", "other"]
-"""What a dimension of a tensor is to its channels: it makes them (a filter), reads them, or rides along."""
+Role = Literal["filter", "table", "read", "scale", "shift", "mean", "other"]
+"""What a dimension of a tensor is to its channels: it makes them (a filter, an embedding table), reads them,
+or rides along."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,10 @@ def call(model: nn.Module, example_input: Any) -> Any:
 
 def placed(model: nn.Module, example_input: Any) -> Any:
     device = next(model.parameters()).device
-    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, example_input)
+    try:
+        return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, example_input)
+    except NotImplementedError as error:  # a meta tensor
+        raise GrowpruneError(f"the example input holds no data: {line(error)}") from error
 
 
 def leaves(output: Any) -> Iterable[Tensor]:
@@ -216,7 +221,7 @@ def leaves(output: Any) -> Iterable[Tensor]:
 def trace(model: nn.Module, example_input: Any) -> Trace:
     """Run a copy of the model once, in evaluation mode, and return the channel identities.
 
-    A copy, since a forward may keep tensors for later, and those made in inference mode could not be trained on.
+    A copy, since a forward may change the model's state (a counter, a cache).
     """
     from growprune.rules import find_rule
 
@@ -227,22 +232,45 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
         if isinstance(t, Tensor):
             tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
     tracer.pin(torch.tensor([INPUT]))
-    fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder would hide its linear layers
-        with torch.inference_mode(), tracer:
+        with whole_operators(model), tracer:
             output = call(model, example_input)
+    except GrowpruneError:
+        raise
     except Exception as error:
-        raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {error}") from error
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+        raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
     for t in leaves(output):
         tracer.pin(tracer.of(t))
     return tracer.trace
 
 
-def copied(model: nn.Module) -> nn.Module:
+@contextmanager
+def quietly(model: nn.Module) -> Iterator[None]:
+    """Without gradients, and with random numbers of its own: the same ones each time, the user's left alone."""
+    cuda = {p.device.index for p in model.parameters() if p.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(0)
+        yield
+
+
+@contextmanager
+def whole_operators(model: nn.Module) -> Iterator[None]:
+    """Below autograd, where linear layers and norms arrive whole. Inference mode would do that too, but what a forward
+    or a hook keeps of it could not be trained on. The fused encoder of torch.nn would hide its linear layers."""
+    fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        return copy.deepcopy(model)
+        torch.backends.mha.set_fastpath_enabled(False)
+        with quietly(model), torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy; activations that the model kept from its last forward hang on a graph and are copied without it."""
+    kept = tree_leaves([{k: v for k, v in vars(m).items() if not k.startswith("_")} for m in model.modules()])
+    memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
+    try:
+        return copy.deepcopy(model, memo)
     except Exception as error:
-        raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
+        raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {line(error)}") from error

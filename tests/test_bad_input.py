@@ -1,0 +1,450 @@
+"""Bad input: one line that names the thing, and nothing changed. Wrapped models: taken out, or refused by name."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import growprune as gp
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 4, 3, padding=1)
+        self.norm1 = nn.BatchNorm2d(4)
+        self.conv2 = nn.Conv2d(4, 6, 3, padding=1)
+        self.conv3 = nn.Conv2d(6, 4, 3, padding=1)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm1(self.conv1(x)))
+        x = F.relu(x + self.conv3(F.relu(self.conv2(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+X = torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def refused(*words: str, model: nn.Module | None = None, example: Any = X, **arguments: Any) -> str:
+    """The Pruner refuses: one line, each word in it, and the model as it was."""
+    model = Net() if model is None else model
+    before = snapshot(model)
+    message = error(lambda: gp.Pruner(model, example, **arguments), *words)
+    assert_untouched(model, before)
+    return message
+
+
+def error(call: Callable[[], Any], *words: str) -> str:
+    with pytest.raises(gp.GrowpruneError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message, message
+    assert 10 < len(message) < 400, message
+    for word in words:
+        assert word in message, message
+    return message
+
+
+def snapshot(model: nn.Module) -> Any:
+    values = {k: None if torch.nn.parameter.is_lazy(v) or v.is_meta else v.clone() for k, v in tensors(model)}
+    return values, [m.training for m in model.modules()], [len(m._forward_hooks) for m in model.modules()]
+
+
+def tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def assert_untouched(model: nn.Module, before: Any) -> None:
+    values, modes, hooks = before
+    assert [name for name, _ in tensors(model)] == list(values)
+    for name, t in tensors(model):
+        if values[name] is not None:
+            assert torch.equal(t.nan_to_num(7.0), values[name].nan_to_num(7.0)), name
+    assert [m.training for m in model.modules()] == modes
+    assert [len(m._forward_hooks) for m in model.modules()] == hooks
+
+
+def test_the_network_here_is_fit_for_pruning() -> None:
+    """So that what is refused below is refused for what is wrong with it."""
+    assert list(gp.Pruner(Net(), X).masks()) == ["conv2"]
+
+
+# -- ratios ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), float("inf")])
+def test_ratio_outside_zero_to_one(ratio: float) -> None:
+    for form in (ratio, str(ratio), [0, ratio], f"[0, {ratio}]", {"conv2": ratio}, gp.Global(ratio)):
+        refused("ratios", str(ratio), "[0, 1)", ratios=form)
+
+
+@pytest.mark.parametrize("ratios", [[0], [0, 0.5, 0.5], "[0, 0.5, 0.5]", [0] * 9])
+def test_a_list_of_the_wrong_length(ratios: Any) -> None:
+    refused("2 stages", ratios=ratios)
+
+
+def test_ranges_beyond_the_network() -> None:
+    refused("layer 9", "3", ratios="[0:0, 1-9:0.5]")
+    refused("overlap", ratios="[0-2:0.1, 1:0.5]")
+    refused("backwards", ratios="[2-1:0.5]")
+
+
+@pytest.mark.parametrize("ratios", ["", "half", "[0, 0.5", "[]", "[a:b]", "[0:]", "0.5]", None, True, {1, 2}, object()])
+def test_what_is_no_ratio(ratios: Any) -> None:
+    refused("ratios", ratios=ratios)
+
+
+def test_unknown_layer_names_suggest_the_nearest() -> None:
+    refused("'conv22'", "did you mean 'conv2'", ratios={"conv22": 0.5})
+    refused("'norm1'", ratios={"norm1": 0.5})
+    refused("'conv22'", ratios={"conv22": 0.0})
+
+
+def test_a_named_layer_that_cannot_go_alone_says_why() -> None:
+    refused("'conv3'", "coupled=True", ratios={"conv3": 0.5})
+    refused("'fc'", ratios={"fc": 0.5})
+
+
+@pytest.mark.parametrize("ratios", [0.999, {"conv2": 0.9999}, gp.Global(0.99)])
+@pytest.mark.parametrize("granularity", ["filter", "weight"])
+def test_a_ratio_that_would_empty_a_layer_leaves_one(ratios: Any, granularity: str) -> None:
+    pruner = gp.Pruner(Net(), X, schedule=gp.OneShot(), ratios=ratios, granularity=granularity)
+    assert all(int(mask.sum()) >= 1 for mask in pruner.masks().values())
+    assert int(pruner.masks()["conv2"].sum()) == 1 or isinstance(ratios, gp.Global)
+    assert torch.isfinite(pruner.compact()(X)).all()
+
+
+def test_a_speed_up_out_of_reach_names_the_nearest() -> None:
+    refused("100x", "nearest", ratios=gp.Speedup(100))
+    refused("1 or more", ratios=gp.Speedup(0.5))
+    refused("granularity", ratios=gp.Speedup(2), granularity="weight")
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_choices_name_what_there_is() -> None:
+    refused("criterion", "'l3'", "l1", "taylor", criterion="l3")
+    refused("criterion", "did you mean 'taylor'", criterion="tailor")
+    refused("criterion", criterion=3)
+    refused("granularity", "'filters'", "weight", granularity="filters")
+    refused("scope", "'all'", "path", scope="all")
+    refused("schedule", "GReg1()", schedule="greg1")
+    refused("schedule", "GReg1", schedule=gp.GReg1)
+    refused("path", granularity="weight", scope="path")
+
+
+def test_a_criterion_that_gives_no_score_a_row() -> None:
+    refused("criterion", "(6,)", criterion=lambda weight: weight)
+    refused("criterion", "float", criterion=lambda weight: 1.0)
+
+
+def test_a_criterion_that_gives_no_number() -> None:
+    """NaN compares with nothing, so what went would be chance."""
+    refused("criterion", "NaN", criterion=lambda weight: weight.sum(1) * torch.nan)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gp.GReg1(delta_lambda=0),
+        lambda: gp.GReg1(tau=-1),
+        lambda: gp.GReg1(ku=0),
+        lambda: gp.GReg1(ks=-1),
+        lambda: gp.GReg1(ku=1.5),
+        lambda: gp.GReg1(tau=float("nan")),
+        lambda: gp.GReg1(form="l3"),
+        lambda: gp.GReg1(stop_ratio=0.5),
+        lambda: gp.GReg2(tau=0.01, tau_pick=0.01),
+        lambda: gp.GReg2(form="l1"),
+    ],
+)
+def test_schedules_that_make_no_sense(make: Callable[[], Any]) -> None:
+    error(make, "GReg")
+
+
+def test_ignoring_what_is_not_there() -> None:
+    refused("ignore", "'conv22'", "did you mean 'conv2'", ignore=["conv22"])
+    refused("ignore", "Conv2d", ignore=[nn.Conv2d(1, 1, 1)])
+    refused("ignore", ignore=[3])
+    refused("ignore", ignore=3)
+
+
+def test_one_name_need_not_be_in_a_list() -> None:
+    model = Net()
+    for ignore in ("conv2", model.conv2):
+        error(lambda ignore=ignore: gp.Pruner(model, X, ignore=ignore), "no layer of this model can be pruned")
+
+
+# -- the model and its example -----------------------------------------------------------------------------------------
+
+
+def test_an_example_the_model_fails_on() -> None:
+    for example in (torch.randn(2, 3, 6, 6), X.double(), None, (X, X), {"y": X}, "x", torch.randn(2, 7)):
+        refused("example", example=example)
+
+
+class Shouting(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("first line\nsecond line\n" + "z" * 1000)
+
+
+def test_a_long_error_of_the_models_own_is_cut_to_a_line() -> None:
+    message = refused("example", "ValueError", "first line", model=Shouting())
+    assert "second line" not in message
+
+
+def test_an_interruption_is_not_taken_for_a_failing_model() -> None:
+    class Interrupted(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gp.Pruner(Interrupted(), X)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers(value: float) -> None:
+    model = Net()
+    with torch.no_grad():
+        model.conv2.weight[1, 2, 0, 0] = value
+    refused("'conv2.weight'", "NaN", model=model)
+    model = Net()
+    model.norm1.running_var[0] = value
+    refused("'norm1.running_var'", model=model)
+
+
+def test_weights_that_became_no_numbers_in_training() -> None:
+    model = Net()
+    pruner = gp.Pruner(model, X, schedule=gp.OneShot())
+    with torch.no_grad():
+        model.fc.bias[0] = torch.nan
+    error(pruner.compact, "'fc.bias'", "NaN")
+
+
+def test_models_with_nothing_to_prune() -> None:
+    refused("no parameters", model=nn.ReLU())
+    refused("no convolution or linear layer", model=nn.BatchNorm2d(2))
+    refused("no layer of this model can be pruned", model=nn.Sequential(nn.Conv2d(2, 3, 1)))
+    refused("no layer of this model can be pruned", ignore=["conv2"])
+
+
+def test_what_is_no_model() -> None:
+    for model in (None, "resnet56", Net, lambda x: x):
+        error(lambda model=model: gp.Pruner(model, X), "Module")
+
+
+def test_a_model_that_cannot_be_copied() -> None:
+    model = Net()
+    model.lock = open(__file__)  # noqa: SIM115 (an open file is what cannot be copied)
+    try:
+        refused("copied", model=model)
+    finally:
+        model.lock.close()
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_in_no_optimizer() -> None:
+    model = Net()
+    pruner = gp.Pruner(model, X)
+    before = copy.deepcopy(pruner.state_dict())
+    optimizer = torch.optim.SGD([model.fc.weight], lr=0.1)
+    error(lambda: pruner.attach(optimizer), "'conv2.weight'", "ignore=")
+    assert str(pruner.state_dict()) == str(before)
+    optimizer.step()
+    assert pruner.step_count == 0
+    assert not optimizer._optimizer_step_pre_hooks
+    pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_an_optimizer_of_another_model() -> None:
+    error(lambda: gp.Pruner(Net(), X).attach(torch.optim.SGD(Net().parameters(), lr=0.1)), "'conv2.weight'")
+
+
+def test_what_is_no_optimizer() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    for wrong in (None, "sgd", scheduler, model):
+        error(lambda wrong=wrong: gp.Pruner(model, X).attach(wrong), "optimizer")
+
+
+def test_removing_with_an_optimizer_of_another_model_is_refused() -> None:
+    """It would train nothing of the small network, and nobody would notice."""
+    model, other = Net(), torch.optim.SGD(Net().parameters(), lr=0.1)
+    pruner = gp.Pruner(model, X, schedule=gp.OneShot())
+    before = [id(p) for p in other.param_groups[0]["params"]]
+    error(lambda: pruner.compact(optimizer=other), "optimizer")
+    assert [id(p) for p in other.param_groups[0]["params"]] == before
+
+
+def test_attaching_twice() -> None:
+    model = Net()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    pruner = gp.Pruner(model, X)
+    pruner.attach(first)
+    error(lambda: pruner.attach(first), "attached")
+    error(lambda: pruner.attach(second), "attached")
+    model(X).sum().backward()
+    first.step()
+    second.step()
+    assert pruner.step_count == 1
+    pruner.detach()
+    pruner.attach(second)
+    second.step()
+    assert pruner.step_count == 2
+
+
+@pytest.mark.parametrize("granularity", ["filter", "weight"])
+def test_frozen_parameters(granularity: str) -> None:
+    model = Net()
+    model.conv2.weight.requires_grad_(False)
+    refused("'conv2.weight'", "frozen", "'conv2'", model=model, granularity=granularity)
+    gp.Pruner(model, X, schedule=gp.OneShot(), granularity=granularity)  # no penalty, so nothing to push
+    model = Net()
+    model.conv1.weight.requires_grad_(False)
+    gp.Pruner(model, X)  # not one that goes
+
+
+def test_removal_before_gReg2_has_picked() -> None:  # noqa: N802 (that is its name)
+    model = Net()
+    before = snapshot(model)
+    pruner = gp.Pruner(model, X, schedule=gp.GReg2())
+    error(pruner.compact, "picks at step 10010", "step 0")
+    assert all(bool(mask.all()) for mask in pruner.masks().values())
+    assert_untouched(model, before)
+
+
+# -- wrapped models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def assert_prunes(model: nn.Module, inner: nn.Module) -> None:
+    """Trained through its wrapper under the penalty, the inner module is what comes out, smaller."""
+    schedule = gp.GReg1(delta_lambda=0.5, tau=1.0, ku=1, ks=2)
+    pruner = gp.Pruner(model, X, schedule=schedule)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    pruner.attach(optimizer)
+    assert list(pruner.masks()) == ["conv2"]
+    while not pruner.done:
+        optimizer.zero_grad()
+        model(X).square().sum().backward()
+        optimizer.step()
+    assert pruner.step_count == 4
+    small = pruner.compact(optimizer=optimizer)
+    assert type(small) is type(inner)
+    assert small.conv2.out_channels == 3
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
+
+
+def test_data_parallel() -> None:
+    inner = Net()
+    assert_prunes(nn.DataParallel(inner), inner)
+
+
+def test_compiled() -> None:
+    inner = Net()
+    assert_prunes(torch.compile(inner, backend="eager"), inner)
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_distributed() -> None:
+    inner = Net()
+    assert_prunes(nn.parallel.DistributedDataParallel(inner), inner)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_distributed_around_compiled() -> None:
+    inner = Net()
+    assert_prunes(nn.parallel.DistributedDataParallel(torch.compile(inner, backend="eager")), inner)
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_sharded_models_are_refused_by_name() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, about sharding on one CPU
+        sharded = fully_shard(Net(), mesh=dist.init_device_mesh("cpu", (1,)))
+    error(lambda: gp.Pruner(sharded, X), "FSDP", "before")
+    inside = nn.Sequential(nn.Conv2d(2, 2, 1), Net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fully_shard(inside[1], mesh=dist.init_device_mesh("cpu", (1,)))
+    error(lambda: gp.Pruner(inside, X), "FSDP", "'1'")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            old = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+    except (RuntimeError, ValueError) as failure:
+        pytest.skip(f"the older FSDP cannot be built here: {failure}")
+    error(lambda: gp.Pruner(old, X), "FSDP")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_torchscript_is_refused() -> None:
+    scripted = torch.jit.script(Net().eval())
+    error(lambda: gp.Pruner(scripted, X), "TorchScript")
+    traced = torch.jit.trace(Net().eval(), X)
+    error(lambda: gp.Pruner(traced, X), "TorchScript")
+    error(lambda: gp.Pruner(nn.Sequential(nn.Conv2d(2, 2, 1), scripted), X), "TorchScript", "'1'")
+
+
+def test_parametrised_weights_are_refused() -> None:
+    model = Net()
+    nn.utils.parametrizations.weight_norm(model.conv2)
+    refused("'conv2'", "parametrised", "weight", model=model)
+    model = Net()
+    nn.utils.parametrizations.spectral_norm(model.fc)
+    refused("'fc'", "parametrised", model=model)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+def test_weights_made_by_older_hooks_are_refused() -> None:
+    """torch's older weight_norm and prune make the weight anew at each forward: it is no parameter."""
+    model = Net()
+    nn.utils.weight_norm(model.conv2)
+    error(lambda: gp.Pruner(model, X), "'conv2'")
+    model = Net()
+    nn.utils.prune.l1_unstructured(model.conv2, "weight", amount=0.5)
+    error(lambda: gp.Pruner(model, X), "'conv2'")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_lazy_modules_are_refused() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 2, 1))
+    error(lambda: gp.Pruner(model, X), "'0.weight'", "initialised")
+    model(X)
+    assert list(gp.Pruner(model, X, schedule=gp.OneShot()).masks()) == ["2"]
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    model = Net()
+    model.fc.to("meta")
+    refused("several devices", "cpu", "meta", model=model)
+
+
+def test_a_model_without_storage_is_refused() -> None:
+    refused("meta", model=Net().to("meta"), example=X.to("meta"))
+
+
+def test_an_example_on_another_device_is_refused() -> None:
+    refused("example", example=X.to("meta"))

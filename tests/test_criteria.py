@@ -1,0 +1,386 @@
+"""Criteria against hand computation on tiny networks; scoring leaves the model as it was."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import growprune as gp
+from growprune.criteria import Criterion, find, scores
+from growprune.groups import build
+from nets import MLP, TwoConvs, batch, seeded
+
+X, Y = batch((6, 5), 3)
+BATCHES = [batch((6, 5), 3, seed=seed) for seed in (1, 2)]
+
+
+def scored(
+    net: nn.Module, criterion: Any, example: Tensor = X, granularity: Any = "filter", seed: int = 0, **options: Any
+) -> dict[str, Tensor]:
+    """The score of every unit by layer, the stem's included."""
+    groups = build(net, example, granularity, stem=True, **options)
+    every = scores(groups, net, example, find(criterion), torch.Generator().manual_seed(seed))
+    return {layer.name: every[layer.start : layer.stop] for layer in groups.layers}
+
+
+def assert_scores(found: dict[str, Tensor], expected: dict[str, Tensor], rtol: float = 1e-6) -> None:
+    assert found.keys() == expected.keys()
+    for name in found:
+        torch.testing.assert_close(found[name].double(), expected[name].double(), rtol=rtol, atol=1e-9)
+
+
+def by_filter(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sums over each row of the two weights whose filters may go."""
+    return {name: values[f"{name}.weight"].flatten(1).sum(1) for name in ("fc1", "fc2")}
+
+
+# Magnitudes.
+
+
+def test_l1_and_l2_by_hand() -> None:
+    net = seeded(MLP)
+    with torch.no_grad():
+        net.fc2.weight.zero_()
+        net.fc2.weight[0] = torch.tensor([3.0, -4.0, 0, 0, 0, 0, 0])
+        net.fc2.weight[1] = torch.tensor([-1.0, 1, 1, 1, 1, 1, 1])
+        net.fc2.weight[2, 6] = -6.0
+    assert scored(net, "l1")["fc2"].tolist() == [7, 7, 6, 0, 0, 0]
+    assert scored(net, "l2")["fc2"].tolist() == pytest.approx([5, 7**0.5, 6, 0, 0, 0])
+    assert scored(net, "l1", granularity="weight")["fc2"].tolist() == net.fc2.weight.detach().abs().flatten().tolist()
+    assert scored(net, "l2", granularity="weight")["fc2"].tolist() == net.fc2.weight.detach().abs().flatten().tolist()
+    assert list(scored(net, "l1", granularity="weight")) == ["fc1", "fc2", "fc3"]
+    # The bias is not a filter's magnitude, nor are the weights that read it.
+    with torch.no_grad():
+        net.fc2.bias.fill_(100.0)
+        net.fc3.weight.fill_(100.0)
+    assert scored(net, "l1")["fc2"].tolist() == [7, 7, 6, 0, 0, 0]
+
+
+def test_l1_of_convolutions_and_the_least_go() -> None:
+    net, example = seeded(TwoConvs), batch((2, 2, 6, 6), 3)[0]
+    norms = {name: net.get_submodule(name).weight.detach().abs().sum((1, 2, 3)) for name in ("conv1", "conv2")}
+    assert_scores(scored(net, "l1", example), norms)
+    pruner = gp.Pruner(net, example, gp.OneShot(), criterion="l1", ratios="[0-1:0.5]")
+    for name, count in (("conv1", 2), ("conv2", 3)):
+        least = sorted(range(len(norms[name])), key=lambda i: float(norms[name][i]))[:count]
+        assert [i for i, keep in enumerate(pruner.masks()[name]) if not keep] == sorted(least)
+
+
+def test_tied_filters_are_scored_together() -> None:
+    """Filters that a residual addition ties go as one: their weights are summed over all of them."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            out: Tensor = self.last(x + self.inner(x))
+            return out
+
+    net = seeded(Residual)
+    found = scored(net, "l1", batch((2, 4), 2)[0], coupled=True)
+    expected = sum(layer.weight.detach().abs().sum(1) for layer in (net.first, net.inner))
+    assert_scores(found, {"first": expected})
+
+
+# Taylor.
+
+
+def slopes(net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """The mean loss gradient in evaluation mode."""
+    net = copy.deepcopy(net).eval()
+    total = sum(F.cross_entropy(net(x), y) for x, y in batches) / len(batches)
+    found = torch.autograd.grad(total, list(net.parameters()))
+    return dict(zip((name for name, _ in net.named_parameters()), found, strict=True))
+
+
+def test_taylor_by_hand() -> None:
+    net = seeded(MLP)
+    products = {n: p.detach() * slopes(net, BATCHES)[n] for n, p in net.named_parameters()}
+    assert_scores(scored(net, gp.Taylor(BATCHES)), {n: v.abs() for n, v in by_filter(products).items()}, rtol=1e-5)
+    single = scored(net, gp.Taylor(BATCHES), granularity="weight")
+    assert_scores(single, {n: products[f"{n}.weight"].abs().flatten() for n in ("fc1", "fc2", "fc3")}, rtol=1e-5)
+
+
+def test_data_is_seen_in_evaluation_mode() -> None:
+    """Batch norm uses its running statistics, as the network does where it is used."""
+    net = seeded(TwoConvs)
+    batches = [batch((6, 2, 6, 6), 3, seed=seed) for seed in (1, 2)]
+    for x, _ in batches:
+        net(3 * x + 1)  # running statistics that differ from these batches' own
+    own = slopes(net, batches)
+    expected = {
+        n: (net.get_submodule(n).weight.detach() * own[f"{n}.weight"]).sum((1, 2, 3)) for n in ("conv1", "conv2")
+    }
+    assert_scores(scored(net, gp.Taylor(batches), batches[0][0]), {n: v.abs() for n, v in expected.items()}, rtol=1e-5)
+
+
+def test_taylor_is_the_change_of_the_loss_to_first_order() -> None:
+    """Scale a filter's weights by 1 − ε: the loss changes by ε times its score."""
+    net = seeded(MLP)
+    found = scored(net, gp.Taylor([(X, Y)]))["fc2"]
+    for j in range(6):
+        changed = copy.deepcopy(net)
+        with torch.no_grad():
+            changed.fc2.weight[j] *= 1 - 1e-6
+        with torch.no_grad():
+            difference = float(F.cross_entropy(changed(X), Y) - F.cross_entropy(net(X), Y))
+        assert abs(difference) / 1e-6 == pytest.approx(float(found[j]), rel=1e-3, abs=1e-8)
+
+
+def test_taylor_takes_another_loss() -> None:
+    net = seeded(MLP)
+    target = torch.ones(6, 3, dtype=torch.double)
+    loss = F.mse_loss(net(X), target)
+    found = torch.autograd.grad(loss, net.fc2.weight)[0] * net.fc2.weight.detach()
+    criterion = gp.Taylor([(X, target)], loss=F.mse_loss)
+    torch.testing.assert_close(scored(net, criterion)["fc2"].double(), found.sum(1).abs(), rtol=1e-5, atol=1e-9)
+
+
+# OBD.
+
+
+def hessian(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The full Hessian of the loss in all parameters, one after another, by autograd."""
+    shapes = {name: p.shape for name, p in net.named_parameters()}
+
+    def loss(every: Tensor) -> Tensor:
+        parts = torch.split(every, [shape.numel() for shape in shapes.values()])
+        own = {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(net, own, (x,)), y)
+
+    start = torch.cat([p.detach().flatten() for p in net.parameters()])
+    full: Tensor = torch.autograd.functional.hessian(loss, start)
+    return full
+
+
+@pytest.mark.parametrize("probes", [1, 400])
+def test_obd_estimates_the_exact_hessian_diagonal(probes: int) -> None:
+    """Without bias, and with Hutchinson's own variance: Σ_{j≠i} h_ij² for a probe."""
+    net = seeded(lambda: MLP((3, 4, 3, 2)))
+    batches = [batch((5, 3), 2, seed=seed) for seed in (1, 2, 3)]
+    found = gp.OBD(batches, probes=probes).collect(net, batches[0][0])
+    assert list(found) == [name for name, _ in net.named_parameters()]
+    full = torch.stack([hessian(net, x, y) for x, y in batches])
+    exact = full.mean(0).diagonal()
+    variance = (full**2).sum(2) - full.diagonal(dim1=1, dim2=2) ** 2
+    sigma = (variance.mean(0) / (len(batches) * probes)).sqrt()
+    off = (torch.cat([t.flatten() for t in found.values()]) - exact) / sigma
+    assert float(off.abs().max()) < 5
+    assert 0.5 < float(off.square().mean().sqrt()) < 1.7
+    expected = by_filter({n: 0.5 * found[n] * p.detach() ** 2 for n, p in net.named_parameters()})
+    assert_scores(scored(net, gp.OBD(batches, probes=probes), batches[0][0]), expected, rtol=1e-5)
+
+
+class Diagonal(nn.Module):
+    """A network whose loss, the sum of its output, is the quadratic ½Σh·w² in its first weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3, bias=False)
+        self.last = nn.Linear(3, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.layer(x))
+        return out
+
+
+def test_obd_is_exact_with_one_probe_for_a_diagonal_hessian() -> None:
+    net = seeded(Diagonal)
+    h = torch.rand(3, 4, dtype=torch.double, generator=torch.Generator().manual_seed(0)) - 0.3
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x)
+            # Second order in each weight alone; the output itself only passes by.
+            return out * 0 + 0.5 * (h * self.net.layer.weight**2).sum()
+
+    x = batch((2, 4), 2)[0]
+    collected = gp.OBD([(x, x)], loss=lambda out, y: out.mean(), seed=5).collect(Half(), x)
+    torch.testing.assert_close(collected["net.layer.weight"], h, rtol=1e-12, atol=1e-12)
+    weight = net.layer.weight.detach()
+    one_row = gp.OBD().score(weight, h, torch.Generator())
+    torch.testing.assert_close(one_row, 0.5 * (h * weight**2).sum(1))
+
+
+def test_obd_is_seeded_and_more_probes_are_other_probes() -> None:
+    net = seeded(MLP)
+    first, again, other = (scored(net, gp.OBD(BATCHES, seed=seed))["fc2"] for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.allclose(first, other)
+    assert not torch.allclose(first, scored(net, gp.OBD(BATCHES, probes=2))["fc2"])
+
+
+@pytest.mark.parametrize("criterion", [gp.Taylor(BATCHES), gp.OBD(BATCHES)], ids=["taylor", "obd"])
+def test_a_parameter_that_takes_no_part_is_no_obstacle(criterion: Any) -> None:
+    """As an auxiliary head that only training uses."""
+    net = seeded(MLP)
+    expected = scored(net, criterion)
+    net.spare = nn.Linear(2, 2).double()
+    assert_scores(scored(net, criterion), expected)
+
+
+# Chance, and functions of one's own.
+
+
+def test_random_is_seeded() -> None:
+    net = seeded(MLP)
+
+    def masks(seed: int) -> list[Tensor]:
+        ratios = {"fc1": 0.5, "fc2": 0.5, "fc3": 0.5}
+        pruner = gp.Pruner(net, X, gp.OneShot(), "random", ratios, "weight", seed=seed)
+        return list(pruner.masks().values())
+
+    def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+        return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+    torch.manual_seed(1)
+    first = masks(0)
+    torch.manual_seed(2)  # the global generator has no say in it
+    assert equal(masks(0), first)
+    assert not equal(masks(1), first)
+    before = torch.get_rng_state()
+    masks(0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_random_favours_nobody() -> None:
+    """Over 400 seeds each of 6 filters goes about as often; layers are drawn independently."""
+    net = seeded(MLP)
+    groups = build(net, X, "filter", stem=True)
+    times, same = torch.zeros(6), 0
+    for seed in range(400):
+        every = scores(groups, net, X, find("random"), torch.Generator().manual_seed(seed))
+        first, second = every[:6], every[7:13]
+        times[torch.argsort(second)[:3]] += 1
+        same += int(torch.argmin(first) == torch.argmin(second))
+    assert bool(((times > 150) & (times < 250)).all()), times
+    assert same < 150
+
+
+def test_a_users_function_sees_one_row_a_unit() -> None:
+    net = seeded(MLP)
+    seen = []
+
+    def largest(weight: Tensor) -> Tensor:
+        seen.append(tuple(weight.shape))
+        return weight.abs().amax(1)
+
+    pruner = gp.Pruner(net, X, gp.OneShot(), criterion=largest, ratios={"fc1": 0.5, "fc2": 0.5})
+    assert seen == [(7, 5), (6, 7)]
+    peak = net.fc2.weight.detach().abs().amax(1)
+    assert float(peak[~pruner.masks()["fc2"]].max()) < float(peak[pruner.masks()["fc2"]].min())
+
+
+class Wrong(Criterion):
+    """A criterion class that forgets to reduce its rows."""
+
+    def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
+        return weight.abs()
+
+
+@pytest.mark.parametrize(
+    ("criterion", "names"),
+    [
+        (lambda w: w.abs().sum(), ("(7,)", "()")),
+        (lambda w: w.abs(), ("(7,)", "(7, 5)")),
+        (lambda w: w.abs().sum(1, keepdim=True), ("(7,)", "(7, 1)")),
+        (lambda w: [1.0] * len(w), ("(7,)", "list")),
+        (lambda w: w.sum(1) * float("nan"), ("NaN",)),
+        (Wrong(), ("(7,)", "(7, 5)")),
+        ("l3", ("'l3'", "l1")),
+        ("tailor", ("'tailor'", "did you mean 'taylor'?")),
+        (7, ("7",)),
+        (gp.Taylor([]), ("empty",)),
+        (gp.OBD([]), ("empty",)),
+    ],
+)
+def test_bad_criteria_are_refused(criterion: Any, names: tuple[str, ...]) -> None:
+    with pytest.raises(gp.GrowpruneError) as caught:
+        gp.Pruner(seeded(MLP), X, gp.OneShot(), criterion=criterion, ratios={"fc1": 0.5, "fc2": 0.5})
+    assert "\n" not in str(caught.value)
+    for name in names:
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("probes", [0, -1])
+def test_obd_needs_a_probe(probes: int) -> None:
+    with pytest.raises(gp.GrowpruneError, match="probes"):
+        scored(seeded(MLP), gp.OBD(BATCHES, probes=probes))
+
+
+# Side effects.
+
+
+def everything(net: nn.Module) -> list[Tensor]:
+    state = [t.clone() for t in net.state_dict().values()]
+    return state + [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("granularity", ["filter", "weight"])
+@pytest.mark.parametrize("name", ["l1", "l2", "random", "taylor", "obd", "in place"])
+def test_scoring_leaves_the_model_as_it_was(name: str, granularity: str, training: bool) -> None:
+    """Weights, gradients, batch-norm statistics, modes and flags; also if a user's function works in place."""
+    net = seeded(TwoConvs).train(training)
+    batches = [batch((4, 2, 6, 6), 3, seed=seed) for seed in (1, 2)]
+    special = {"taylor": gp.Taylor(batches), "obd": gp.OBD(batches), "in place": lambda w: w.abs_().sum(1)}
+    criterion: Any = special.get(name, name)
+    F.cross_entropy(net(batches[0][0]), batches[0][1]).backward()
+    net.bn1.weight.requires_grad_(False)
+    net.bn2.eval()
+    before, modes = everything(net), [m.training for m in net.modules()]
+    example = batches[0][0].clone()
+    gp.Pruner(net, example, gp.OneShot(), criterion=criterion, ratios="[0-1:0.5]", granularity=granularity)
+    for old, new in zip(before, everything(net), strict=True):
+        assert torch.equal(old, new)
+    assert [m.training for m in net.modules()] == modes
+    assert [n for n, p in net.named_parameters() if not p.requires_grad] == ["bn1.weight"]
+    assert torch.equal(example, batches[0][0])
+
+
+@pytest.mark.parametrize("name", ["taylor", "obd"])
+def test_without_batches_there_is_a_warning_and_the_models_own_answer(name: str) -> None:
+    net = seeded(MLP)
+    with pytest.warns(UserWarning, match="batches"):
+        found = scored(net, name)
+    own = net(X).argmax(1)
+    with_data = {"taylor": gp.Taylor([(X, own)]), "obd": gp.OBD([(X, own)])}[name]
+    assert_scores(found, scored(net, with_data))
+
+
+def test_batches_may_come_from_a_generator_and_be_tuples_of_arguments() -> None:
+    net = seeded(MLP)
+
+    def batches() -> Iterator[tuple[Any, Tensor]]:
+        for x, y in BATCHES:
+            yield (x,), y
+
+    assert_scores(scored(net, gp.Taylor(batches())), scored(net, gp.Taylor(BATCHES)))
+
+
+@pytest.mark.parametrize("criterion", [gp.Taylor(BATCHES), gp.OBD(BATCHES)], ids=["taylor", "obd"])
+def test_greg2_picks_by_any_criterion_at_its_pick(criterion: Any) -> None:
+    """The scores are those of the weights at the pick, not at the start."""
+    net = seeded(MLP)
+    schedule = gp.GReg2(delta_lambda=0.5, delta_lambda_pick=0.25, tau=2.0, tau_pick=0.5, ku=2, ks=2)
+    pruner = gp.Pruner(net, X, schedule, criterion=criterion, ratios={"fc1": 0.5, "fc2": 0.5})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    for _ in range(schedule.pick_step):
+        optimizer.zero_grad()
+        F.cross_entropy(net(X), Y).backward()
+        optimizer.step()
+    expected = scored(net, criterion)
+    for name, mask in pruner.masks().items():
+        assert float(expected[name][~mask].max()) <= float(expected[name][mask].min())

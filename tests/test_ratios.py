@@ -1,0 +1,336 @@
+"""How much goes: both list syntaxes, counts, one global ratio, and speed-ups measured on the smaller network."""
+
+import itertools
+import math
+import tracemalloc
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import growprune as gp
+from growprune.models import VGG, CifarResNet
+from growprune.ratios import ByName, Ranges, Ratios, Spec, Stages, Uniform, pruned_of, read, write
+from nets import MLP, TwoConvs, batch, seeded
+
+SMALL = torch.zeros(1, 3, 8, 8)
+"""An image for the small ResNets."""
+
+
+def resnet(depth: int = 14, width: int = 4) -> nn.Module:
+    torch.manual_seed(0)
+    return CifarResNet(depth, width=width)
+
+
+def plan(ratios: Ratios, net: nn.Module | None = None, example: Tensor = SMALL, **options: Any) -> gp.Pruner:
+    return gp.Pruner(net or resnet(), example, gp.OneShot(), ratios=ratios, **options)
+
+
+def lost(pruner: gp.Pruner) -> dict[str, int]:
+    return {name: int((~mask).sum()) for name, mask in pruner.masks().items()}
+
+
+def refused(action: Callable[[], Any], *names: str) -> None:
+    """One line that says each of `names`."""
+    with pytest.raises(gp.GrowpruneError) as caught:
+        action()
+    message = str(caught.value)
+    assert "\n" not in message
+    for name in names:
+        assert name in message, message
+
+
+# Reading and writing.
+
+
+@pytest.mark.parametrize(
+    ("given_", "spec"),
+    [
+        (0.5, Uniform(0.5)),
+        (0, Uniform(0.0)),
+        ("0.5", Uniform(0.5)),
+        ("[0, 0.5, 0.5, 0.5]", Stages((0.0, 0.5, 0.5, 0.5))),
+        ("  [0,.75,.75,.32] ", Stages((0.0, 0.75, 0.75, 0.32))),
+        ([0, 0.5], Stages((0.0, 0.5))),
+        ((0, 0.5), Stages((0.0, 0.5))),
+        ("[0:0, 1-15:0.7]", Ranges(((0, 0, 0.0), (1, 15, 0.7)))),
+        ("[1 - 15 : 0.7, 0:0]", Ranges(((1, 15, 0.7), (0, 0, 0.0)))),
+        ({"fc": 0.5, "conv": 0}, ByName((("fc", 0.5), ("conv", 0.0)))),
+        (gp.Global(0.3), gp.Global(0.3)),
+        (gp.Speedup(2.5), gp.Speedup(2.5)),
+    ],
+)
+def test_every_form_is_read(given_: Ratios, spec: Spec) -> None:
+    assert read(given_) == spec
+
+
+ratio = st.floats(0, 1, exclude_max=True, allow_subnormal=True)
+
+
+@st.composite
+def ranges(draw: st.DrawFn) -> Ranges:
+    edges = sorted(draw(st.lists(st.integers(0, 200), min_size=2, max_size=12, unique=True)))
+    pairs = list(zip(edges[::2], edges[1::2], strict=False))
+    ends = [(a, draw(st.sampled_from([a, b])), draw(ratio)) for a, b in pairs]
+    return Ranges(tuple(draw(st.permutations(ends))))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(ratio.map(Uniform), st.lists(ratio, min_size=1, max_size=8).map(tuple).map(Stages), ranges()))
+def test_what_is_written_is_read_again(spec: Spec) -> None:
+    assert read(write(spec)) == spec
+
+
+def test_lists_reach_the_layers_they_speak_of() -> None:
+    """By stage: the first convolution of each block; by index: all layers from 0, in the order of execution."""
+    by_stage = lost(plan("[0, 0.25, 0.5, 0.75]"))
+    assert by_stage == {
+        "layer1.0.conv1": 1,
+        "layer1.1.conv1": 1,
+        "layer2.0.conv1": 4,
+        "layer2.1.conv1": 4,
+        "layer3.0.conv1": 12,
+        "layer3.1.conv1": 12,
+    }
+    assert lost(plan([0, 0.25, 0.5, 0.75])) == by_stage
+    by_index = lost(plan("[0:0, 1:0.25, 3-5:0.5]"))
+    assert by_index == {**dict.fromkeys(by_stage, 0), "layer1.0.conv1": 1, "layer1.1.conv1": 2, "layer2.0.conv1": 4}
+    by_name = lost(plan({"layer2.1.conv1": 0.5, "conv1": 0.0}))
+    assert by_name == {**dict.fromkeys(by_stage, 0), "layer2.1.conv1": 4}
+    uniform = lost(plan(0.5, TwoConvs().double(), batch((2, 2, 6, 6), 3)[0]))
+    assert uniform == {"conv2": 3}  # the stem is left alone
+    weights = lost(plan(0.5, MLP().double(), batch((2, 5), 3)[0], granularity="weight"))
+    assert weights == {"fc1": 0, "fc2": 21, "fc3": 9}
+
+
+# Counting.
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.integers(0, 999).map(lambda n: n / 1000),
+        st.integers(0, 10**7 - 1).map(lambda n: n / 10**7),
+        st.floats(0, 1, exclude_max=True),
+    ),
+    st.one_of(st.integers(1, 2048), st.integers(1, 10**8)),
+)
+@example(0.55, 100)
+@example(0.28, 71_197_200)  # single weights of a large network: the product's rounding error exceeds 1e-9
+def test_a_ratio_takes_the_least_whole_number_of_filters(r: float, size: int) -> None:
+    """min(⌈r·N⌉, N − 1) exactly, r as it was written: 0.55 of 100 are 55, though 0.55·100 > 55 in binary."""
+    assert pruned_of(r, size) == min(math.ceil(Fraction(repr(r)) * size), size - 1)
+
+
+def test_numbers_from_numpy_are_numbers() -> None:
+    """As a sweep over np.linspace gives them."""
+    half = np.float64(0.5)
+    for ratios in (
+        half,
+        gp.Global(half),
+        {"layer1.0.conv1": half},
+        [np.float64(0), half, half, half],
+        gp.Speedup(half + 1),
+    ):
+        assert sum(lost(plan(ratios)).values()) > 0
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("ratios", "names"),
+    [
+        ("[0, 0.5]", ("[0.0, 0.5]", "2", "4 stages")),
+        ([0, 0.5, 0.5, 0.5, 0.5], ("5", "4 stages")),
+        ("[0-14:0.5]", ("14", "13")),
+        ("[0-3:0.5, 3-5:0.2]", ("overlap", "0-3:0.5")),
+        ("[5-3:0.5]", ("5-3:0.5",)),
+        ("[1:1.0]", ("1.0",)),
+        ("[1:0.5, 2]", ("'2'",)),
+        ("[1:0.5, x:0.2]", ("x:0.2",)),
+        ("[a, 0.5, 0.5, 0.5]", ("'a'",)),
+        ("[0, 0.5, 0.5, 0.5", ("]",)),
+        ("[]", ("empty",)),
+        ("[ , ]", ()),
+        ("[0,, 0.5, 0.5, 0.5]", ()),
+        ("", ("ratios",)),
+        ([], ("ratios",)),
+        ({}, ("ratios",)),
+        ("half", ("half",)),
+        (1.0, ("1.0",)),
+        (-0.1, ("-0.1",)),
+        (float("nan"), ("nan",)),
+        ("nan", ("nan",)),
+        ([0, float("nan"), 0.5, 0.5], ("nan",)),
+        (float("inf"), ("inf",)),
+        (True, ("True",)),
+        ([False, 0.5, 0.5, 0.5], ("False",)),
+        ({"layer1.0.conv1": False}, ("False",)),
+        (None, ("None",)),
+        ([0, None, 0.5, 0.5], ("None",)),
+        ([0, "x", 0.5, 0.5], ("x",)),
+        ({"layer1.0.conv1": None}, ("None",)),
+        ({"layer1.0.con1": 0.5}, ("'layer1.0.con1'", "did you mean 'layer1.0.conv1'?")),
+        ({"layer1.0.con1": 0.0}, ("'layer1.0.con1'", "did you mean 'layer1.0.conv1'?")),
+        ({"layer1.0.conv2": 0.5}, ("'layer1.0.conv2'", "coupled=True")),
+        ({"layer1.0.conv1": 1.5}, ("1.5",)),
+        ("[2:0.5]", ("'layer1.0.conv2'", "coupled=True")),
+        ("[0.5, 0.5, 0.5, 0.5]", ("stem",)),
+        (gp.Global(1.0), ("1.0",)),
+        (gp.Global(float("nan")), ("nan",)),
+        (gp.Global("0.5"), ("0.5",)),  # type: ignore[arg-type]
+        (Ranges(()), ("ratios",)),
+        (gp.Speedup(0.5), ("0.5",)),
+        (gp.Speedup(float("nan")), ("nan",)),
+        (gp.Speedup(float("inf")), ("inf",)),
+        (gp.Speedup("2"), ("2",)),  # type: ignore[arg-type]
+        (gp.Speedup(2.0, per="layer"), ("layer",)),  # type: ignore[arg-type]
+        (gp.Speedup(1e6), ("1e+06x", "nearest")),
+    ],
+    ids=repr,
+)
+def test_bad_ratios_are_refused_by_name(ratios: Any, names: tuple[str, ...]) -> None:
+    refused(lambda: plan(ratios), *names)
+
+
+def test_refusals_that_depend_on_the_network() -> None:
+    example, net = batch((2, 2, 6, 6), 3)[0], TwoConvs().double()
+    refused(lambda: plan("[0, 0.5]", net, example), "no residual stages", "[0.0, 0.5]")
+    refused(lambda: plan(gp.Speedup(1.5, per="stage"), net, example), "stage")
+    refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "Speedup", "filter")
+    refused(lambda: plan({"fc": 0.5}, net, example), "'fc'")
+
+
+def test_a_huge_range_costs_nothing_to_refuse() -> None:
+    """A slip of the finger is refused by its number, not after filling the memory."""
+    tracemalloc.start()
+    try:
+        refused(lambda: plan("[0-1000000:0.5]"), "1000000")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+# One ratio over all layers.
+
+
+@pytest.mark.parametrize("asked", [0.0, 0.01, 0.3, 0.5, 0.77, 0.9, 0.97, 0.999])
+@pytest.mark.parametrize("criterion", ["l1", lambda w: -w.abs().sum(1)], ids=["l1", "negative"])
+def test_global_takes_the_least_scores_anywhere_and_empties_no_layer(asked: float, criterion: Any) -> None:
+    net = resnet()
+    with torch.no_grad():
+        net.get_submodule("layer1.0.conv1").weight.mul_(1e-3)  # alone, its scores would all go first
+    pruner = plan(gp.Global(asked), net, criterion=criterion)
+    masks = pruner.masks()
+    units = sum(len(mask) for mask in masks.values())
+    assert units == 2 * (4 + 8 + 16)
+    assert sum(lost(pruner).values()) == min(math.ceil(Fraction(repr(asked)) * units), units - len(masks))
+    assert all(bool(mask.any()) for mask in masks.values())
+    sign = 1 if criterion == "l1" else -1
+    score = {name: sign * net.get_submodule(name).weight.detach().abs().sum((1, 2, 3)) for name in masks}
+    best = {name: values.argmax() for name, values in score.items()}
+    gone = torch.cat([score[name][~mask] for name, mask in masks.items()])
+    others = [score[n][[i for i, keep in enumerate(m) if keep and i != best[n]]] for n, m in masks.items()]
+    stay = torch.cat(others)
+    assert len(gone) == 0 or len(stay) == 0 or float(gone.max()) <= float(stay.min())
+    assert all(bool(masks[name][best[name]]) for name in masks)
+
+
+def test_global_over_single_weights() -> None:
+    """Every layer but the stem takes part, as with one ratio for each."""
+    net = seeded(MLP)
+    pruner = plan(gp.Global(0.6), net, batch((2, 5), 3)[0], granularity="weight")
+    rest = torch.cat([net.fc2.weight.detach().flatten(), net.fc3.weight.detach().flatten()]).abs()
+    assert lost(pruner)["fc1"] == 0
+    assert sum(lost(pruner).values()) == math.ceil(Fraction("0.6") * len(rest))
+    mask = torch.cat([pruner.masks()["fc2"].flatten(), pruner.masks()["fc3"].flatten()])
+    assert float(rest[~mask].max()) < float(rest[mask].min())
+
+
+# Speed-ups.
+
+
+class Separable(nn.Module):
+    """A depthwise convolution between two others, then a flattening."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 24, 3, padding=1)
+        self.depthwise = nn.Conv2d(24, 24, 3, padding=1, groups=24)
+        self.pointwise = nn.Conv2d(24, 40, 1)
+        self.deep = nn.Conv2d(40, 32, 3, stride=2)
+        self.fc = nn.Linear(32 * 9, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.pointwise(self.depthwise(torch.relu(self.first(x)))))
+        out: Tensor = self.fc(torch.relu(self.deep(x)).flatten(1))
+        return out
+
+
+def reached(pruner: gp.Pruner, net: nn.Module, example: Tensor) -> float:
+    """By running both networks, not by the formula that chose the numbers."""
+    return gp.speedup(gp.measure(net, example), gp.measure(pruner.compact(fold=False), example))
+
+
+@pytest.mark.parametrize(
+    ("build", "size", "times", "per"),
+    [
+        (lambda: CifarResNet(20), 16, 1.5, "network"),
+        (lambda: CifarResNet(20), 16, 3.0, "network"),
+        (lambda: CifarResNet(20), 16, 2.0, "stage"),
+        (lambda: CifarResNet(20), 16, 3.0, "stage"),
+        (lambda: VGG(11), 16, 2.0, "network"),
+        (lambda: VGG(11), 16, 8.0, "network"),
+        (Separable, 8, 1.0, "network"),
+        (Separable, 8, 1.3, "network"),
+        (Separable, 8, 2.0, "network"),
+    ],
+)
+def test_the_measured_speed_up_is_the_one_asked_for(build: Any, size: int, times: float, per: Any) -> None:
+    torch.manual_seed(0)
+    net, example = build(), torch.randn(1, 3, size, size)
+    pruner = plan(gp.Speedup(times, per=per), net, example)
+    assert reached(pruner, net, example) == pytest.approx(times, rel=0.01)
+
+
+def test_coupled_filters_count_too() -> None:
+    net, example = resnet(width=8), torch.randn(1, 3, 8, 8)
+    pruner = plan(gp.Speedup(2.0), net, example, coupled=True)
+    assert reached(pruner, net, example) == pytest.approx(2.0, rel=0.01)
+
+
+def test_one_pace_for_all_layers_or_a_gentler_one_in_the_last_stage() -> None:
+    """Each layer's ratio is the common one to the single filter; by stage, the last loses 0.45 of what others do."""
+    net = CifarResNet(20)
+    for per, gentler in (("network", 1.0), ("stage", 0.45)):
+        pruner = plan(gp.Speedup(2.0, per=per), net, torch.zeros(1, 3, 8, 8))  # type: ignore[arg-type]
+        masks = pruner.masks()
+        size = {name: len(mask) for name, mask in masks.items()}
+        gone = lost(pruner)
+        common = sum(gone[n] for n in gone if "layer1" in n) / sum(size[n] for n in gone if "layer1" in n)
+        for name, count in gone.items():
+            pace = gentler if "layer3" in name else 1.0
+            assert abs(count - pace * common * size[name]) <= 1.5 + size[name] / 16, name
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(2, 40), min_size=2, max_size=4), st.floats(1, 8))
+def test_a_speed_up_is_met_or_refused(widths: list[int], times: float) -> None:
+    """Narrow networks have no ratio for every target: then the nearest is named."""
+    sizes = [6, *widths, 5]
+    net = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
+    example = torch.ones(1, 6)
+    try:
+        pruner = plan(gp.Speedup(times), net, example)
+    except gp.GrowpruneError:
+        refused(lambda: plan(gp.Speedup(times), net, example), "nearest")
+        return
+    assert reached(pruner, net, example) == pytest.approx(times, rel=0.0101)
