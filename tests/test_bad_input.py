@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import growprune as gp
 
@@ -424,7 +425,7 @@ def test_weights_made_by_older_hooks_are_refused() -> None:
     nn.utils.weight_norm(model.conv2)
     error(lambda: gp.Pruner(model, X), "'conv2'")
     model = Net()
-    nn.utils.prune.l1_unstructured(model.conv2, "weight", amount=0.5)
+    prune.l1_unstructured(model.conv2, "weight", amount=0.5)
     error(lambda: gp.Pruner(model, X), "'conv2'")
 
 

@@ -875,7 +875,8 @@ def test_two_weights_of_one_module_have_a_mask_each() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(F.relu(F.conv2d(x, self.first)).mean((2, 3)), self.second)
 
-    pruner = gp.Pruner(Both(), torch.randn(2, 2, 7, 7), schedule=gp.OneShot(), granularity="weight")
+    plan: Any = {"schedule": gp.OneShot(), "ratios": "[0-1:0.5]", "granularity": "weight"}
+    pruner = gp.Pruner(Both(), torch.randn(2, 2, 7, 7), **plan)
     assert sorted(tuple(mask.shape) for mask in pruner.masks().values()) == [(3, 6), (6, 2, 3, 3)]
     small = pruner.compact()
     assert gp.sparsity(small) == 0.5

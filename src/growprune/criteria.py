@@ -98,16 +98,13 @@ class OBD(Criterion):
             first = gradients(self.loss(call(net, x), y), net, create_graph=True)
             parameters = {name: p for name, p in net.named_parameters() if name in first}
             total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+            live = [name for name in parameters if first[name].requires_grad]
             for _ in range(self.probes):
-                signs = {
-                    name: torch.randint(0, 2, p.shape, generator=generator).to(p.device, p.dtype) * 2 - 1
-                    for name, p in parameters.items()
-                }
-                live = [name for name in parameters if first[name].requires_grad]
+                signs = {name: random_signs(parameters[name], generator) for name in live}
                 products = torch.autograd.grad(
                     [first[name] for name in live],
-                    list(parameters.values()),
-                    [signs[name] for name in live],
+                    [parameters[name] for name in live],
+                    list(signs.values()),
                     retain_graph=True,
                     allow_unused=True,
                 )
@@ -120,6 +117,10 @@ class OBD(Criterion):
     def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
         assert extra is not None
         return 0.5 * (extra * weight.square()).sum(1)
+
+
+def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, like.shape, generator=generator).to(like.device, like.dtype) * 2 - 1
 
 
 @dataclass(frozen=True)
