@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import growprune as gp
 from growprune import proof
 from growprune.models import create
-from strategies import Case, Links, cases, conv, networks, randomize
+from strategies import Case, Links, Words, cases, conv, networks, randomize
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 law = settings(deadline=None, max_examples=60, suppress_health_check=SLOW)
@@ -165,6 +165,60 @@ def test_other_number_formats(case: Case, dtype: torch.dtype) -> None:
     small = pruner.compact()
     assert {p.dtype for p in small.parameters()} == {dtype}
     assert small(example).dtype == dtype
+
+
+# -- what chance might miss --------------------------------------------------------------------------------------------
+
+
+class Mirror(nn.Module):
+    """A weight that makes channels and, the other way round, reads them: what it made is what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 6)
+        self.code = nn.Linear(6, 8)
+        self.last = nn.Linear(6, 3)
+        randomize(self, torch.Generator().manual_seed(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.code(F.relu(self.first(x)))) @ self.code.weight)
+
+
+def test_a_weight_that_reads_what_it_makes() -> None:
+    model, x = Mirror(), torch.randn(4, 5)
+    pruner = gp.Pruner(model, x, schedule=gp.OneShot(), ratios={"code": 0.5})
+    assert not pruner.skipped
+    keep = pruner.masks()["code"]
+    small = pruner.compact(fold=False)
+    assert small.code.weight.shape == (4, 6)
+    code = F.relu(model.code(F.relu(model.first(x)))) * keep
+    assert stray(small(x), model.last(code @ model.code.weight)) < 1e-5
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_table_that_is_the_last_layer_too(coupled: bool) -> None:
+    """Uncoupled, the stream that starts at the table stays; coupled, it goes with the table's columns."""
+    model, x = Words(6, 4), torch.randint(0, 11, (4, 6))
+    randomize(model, torch.Generator().manual_seed(0))
+    pruner = gp.Pruner(model, x, schedule=gp.OneShot(), coupled=coupled)
+    assert not pruner.skipped
+    assert set(pruner.masks()) == ({"fc1", "fc2"} if coupled else {"fc1"})
+    small = pruner.compact(fold=False)
+    assert small.last.weight is small.table.weight
+    assert (small.table.embedding_dim, small.last.in_features, small.fc1.out_features) == (3 if coupled else 6,) * 2 + (
+        2,
+    )
+    keep = pruner.masks().get("fc2", torch.ones(6, dtype=torch.bool))
+    hidden = F.relu(F.linear(model.table(x) * keep, model.fc1.weight, model.fc1.bias)) * pruner.masks()["fc1"]
+    stream = model.table(x) + model.fc2(hidden)
+    assert stray(small(x), model.last(stream * keep)) < 1e-5
+
+
+def test_a_norm_without_tensors_knows_its_new_width() -> None:
+    """It holds nothing that could be cut, yet warns when its width is not what it was told."""
+    model = nn.Sequential(conv(3, 4), nn.ReLU(), conv(4, 8), nn.InstanceNorm2d(8), nn.ReLU(), conv(8, 2))
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact()
+    assert small[2].out_channels == small[3].num_features == small[5].in_channels == 4
 
 
 # -- scores of what goes together --------------------------------------------------------------------------------------
@@ -423,7 +477,10 @@ def small_in(stage: int, model: nn.Module, small: nn.Module) -> int:
 def test_a_stream_with_padded_shortcuts_goes_as_one() -> None:
     """Zero-padded shortcuts tie the stem to all three stages; the padding's own channels stay."""
     model = create("resnet20", width=8)
-    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot(), ratios={"conv1": 0.5}, coupled=True).compact()
+    pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot(), ratios={"conv1": 0.5}, coupled=True)
+    assert list(pruner.masks()) == ["conv1", *(f"layer{s}.{b}.conv1" for s in (1, 2, 3) for b in range(3))]
+    assert not pruner.skipped
+    small = pruner.compact()
     assert small.conv1.out_channels == 4
     assert [small.get_submodule(f"layer{s}")[2].conv2.out_channels for s in (1, 2, 3)] == [4, 12, 28]
     assert small.linear.in_features == 28
@@ -483,6 +540,27 @@ def test_layers_whose_width_the_code_counts_on_are_left_and_named() -> None:
     assert set(pruner.skipped) == {"one", "two"}
     assert set(pruner.masks()) == {"three"}
     assert pruner.compact().three.out_channels == 4
+
+
+@pytest.mark.parametrize("how", ["strays", "fails"])
+def test_a_removal_that_changes_the_network_is_refused(how: str) -> None:
+    """One filter less is fine with this one, half of them less is not: no trial at the start can tell."""
+
+    class Late(Owned):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            few = self.conv2.out_channels < 6
+            if few and how == "fails":
+                raise RuntimeError("too narrow\nfor me")
+            return super().forward(x, scale) + (0.1 if few else 0.0)
+
+    model = Late()
+    randomize(model, torch.Generator().manual_seed(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot())
+    with pytest.raises(gp.GrowpruneError, match=how) as caught:
+        pruner.compact(optimizer=optimizer)
+    assert "\n" not in str(caught.value)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
 
 
 # -- folding and calibration -------------------------------------------------------------------------------------------

@@ -115,10 +115,9 @@ def test_data_is_seen_in_evaluation_mode() -> None:
     for x, _ in batches:
         net(3 * x + 1)  # running statistics that differ from these batches' own
     own = slopes(net, batches)
-    expected = {
-        n: (net.get_submodule(n).weight.detach() * own[f"{n}.weight"]).sum((1, 2, 3)) for n in ("conv1", "conv2")
-    }
-    assert_scores(scored(net, gp.Taylor(batches), batches[0][0]), {n: v.abs() for n, v in expected.items()}, rtol=1e-5)
+    products = {n: net.get_submodule(n).weight.detach() * own[f"{n}.weight"] for n in ("conv1", "conv2")}
+    expected = {n: v.sum((1, 2, 3)).abs() for n, v in products.items()}
+    assert_scores(scored(net, gp.Taylor(batches), batches[0][0]), expected, rtol=1e-5)
 
 
 def test_taylor_is_the_change_of_the_loss_to_first_order() -> None:
@@ -221,9 +220,9 @@ def test_obd_is_seeded_and_more_probes_are_other_probes() -> None:
     assert not torch.allclose(first, scored(net, gp.OBD(BATCHES, probes=2))["fc2"])
 
 
-@pytest.mark.parametrize("criterion", [gp.Taylor(BATCHES), gp.OBD(BATCHES)], ids=["taylor", "obd"])
+@pytest.mark.parametrize("criterion", [gp.Taylor(BATCHES[:1]), gp.OBD(BATCHES[:1])], ids=["taylor", "obd"])
 def test_a_parameter_that_takes_no_part_is_no_obstacle(criterion: Any) -> None:
-    """As an auxiliary head that only training uses."""
+    """As an auxiliary head that only training uses; it comes last, so that the random probes before it are the same."""
     net = seeded(MLP)
     expected = scored(net, criterion)
     net.spare = nn.Linear(2, 2).double()

@@ -131,13 +131,8 @@ def test_a_ratio_takes_the_least_whole_number_of_filters(r: float, size: int) ->
 def test_numbers_from_numpy_are_numbers() -> None:
     """As a sweep over np.linspace gives them."""
     half = np.float64(0.5)
-    for ratios in (
-        half,
-        gp.Global(half),
-        {"layer1.0.conv1": half},
-        [np.float64(0), half, half, half],
-        gp.Speedup(half + 1),
-    ):
+    by_stage = [np.float64(0), half, half, half]
+    for ratios in (half, gp.Global(half), {"layer1.0.conv1": half}, by_stage, gp.Speedup(half + 1)):
         assert sum(lost(plan(ratios)).values()) > 0
 
 

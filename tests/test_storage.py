@@ -159,6 +159,38 @@ def test_a_kept_weight_that_happens_to_be_zero_comes_back_and_trains(tmp_path: P
     assert loaded.fc.weight.grad[tuple(keep)] != 0
 
 
+class Masked(nn.Module):
+    """Buffers whose names end as our own do, among them one beside the weight it masks (MADE, attention)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.weight = nn.Parameter(torch.randn(2, 2))
+        self.register_buffer("weight_mask", torch.rand(2, 2))
+        self.register_buffer("attn_mask", torch.rand(3))
+        self.register_buffer("causal_mask", torch.rand(2) > 0.5, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.one(x * self.attn_mask).relu()) @ (self.weight * self.weight_mask)
+
+
+@pytest.mark.parametrize("granularity", ["filter", "weight", "unpruned"])
+def test_masks_of_the_users_own_come_back(tmp_path: Path, granularity: str) -> None:
+    small = Masked()
+    if granularity != "unpruned":
+        ratios = {"one": 0.5} if granularity == "filter" else {"two": 0.5}
+        pruner = gp.Pruner(small, torch.randn(2, 3), schedule=gp.OneShot(), granularity=granularity, ratios=ratios)
+        small = pruner.compact()
+    before = copy.deepcopy(small)
+    gp.save(small, tmp_path / "a")
+    assert_same(gp.load(tmp_path / "a", Masked), small)
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.1)
+    small(torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    assert torch.equal(small.weight_mask, before.weight_mask)
+    assert not torch.equal(small.weight, before.weight)
+
+
 def test_zeros_make_the_file_smaller(tmp_path: Path) -> None:
     model = create("resnet20")
     gp.save(model, tmp_path / "dense")

@@ -88,8 +88,8 @@ class OBD(Criterion):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.probes < 1:
-            raise GrowpruneError(f"OBD: probes must be 1 or more, not {self.probes}")
+        if not isinstance(self.probes, int) or self.probes < 1:
+            raise GrowpruneError(f"OBD: probes must be a whole number, 1 or more, not {self.probes!r}")
 
     def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -154,42 +154,59 @@ def find(criterion: str | Criterion | Callable[[Tensor], Tensor]) -> Criterion:
 # -- a layer as a matrix -------------------------------------------------------------------------------------------
 
 
-def rows(groups: Groups, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
-    """The layer's filters (or weights) out of tensors shaped like the parameters: one row a unit."""
-    parts = []
-    for s in groups.of_role("filter"):
-        inside = (s.units >= layer.start) & (s.units < layer.stop)
-        if s.dim is None:
-            if bool(inside.view(-1)[0]):
-                return values[s.tensor].detach().reshape(-1, 1)
-        elif bool(inside.any()):
-            value = values[s.tensor].detach().movedim(s.dim, 0)
-            parts.append(by_unit(value[inside.to(value.device)].flatten(1), s.units[inside] - layer.start, layer.size))
-    return torch.cat(parts, dim=1)
+class Rows:
+    """Lays tensors shaped like the parameters out as one matrix a layer: a row a unit, filters (or weights) side by side.
+
+    The indices are made once and live on the device, so that laying out waits for nothing.
+    """
+
+    def __init__(self, groups: Groups, device: torch.device) -> None:
+        self.single = {int(s.units.min()): s.tensor for s in groups.slices if s.dim is None}
+        self.parts: dict[int, list[tuple[str, int, Tensor, Tensor]]] = {}
+        for layer in groups.layers:
+            for s in groups.of_role("filter"):
+                inside = (s.units >= layer.start) & (s.units < layer.stop)
+                if s.dim is not None and bool(inside.any()):
+                    index = by_unit(inside.nonzero().flatten(), s.units[inside] - layer.start, layer.size)
+                    part = (s.tensor, s.dim, index.clamp(min=0).to(device), (index >= 0).to(device))
+                    self.parts.setdefault(layer.start, []).append(part)
+
+    def __call__(self, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
+        if layer.start in self.single:
+            return values[self.single[layer.start]].detach().reshape(-1, 1)
+        found = []
+        for tensor, dim, index, real in self.parts[layer.start]:
+            rows = values[tensor].detach().movedim(dim, 0).flatten(1)[index]
+            found.append((rows * real[:, :, None]).flatten(1))
+        return torch.cat(found, dim=1)
 
 
-def by_unit(value: Tensor, units: Tensor, size: int) -> Tensor:
-    """Rows gathered by unit, side by side; a unit with fewer rows than others is filled up with zeros."""
+def by_unit(indices: Tensor, units: Tensor, size: int) -> Tensor:
+    """For each unit its indices, side by side; -1 fills up where a unit has fewer than others.
+
+    >>> by_unit(torch.tensor([4, 5, 6]), torch.tensor([1, 0, 1]), 2).tolist()
+    [[5, -1], [4, 6]]
+    """
     times = torch.bincount(units, minlength=size)
     order = torch.argsort(units, stable=True)
     place = torch.arange(len(units)) - (times.cumsum(0) - times)[units[order]]
-    result = value.new_zeros(size, int(times.max()), value.shape[1])
-    result[units[order].to(value.device), place.to(value.device)] = value[order.to(value.device)]
-    return result.flatten(1)
+    result = torch.full((size, int(times.max())), -1)
+    result[units[order], place] = indices[order]
+    return result
 
 
 @torch.no_grad()
 def scores(
-    groups: Groups, model: nn.Module, example_input: Any, criterion: Criterion, generator: torch.Generator
+    groups: Groups, rows: Rows, model: nn.Module, example: Any, criterion: Criterion, generator: torch.Generator
 ) -> Tensor:
     """The score of every unit, on the model's device."""
     values = tensors(model)
     with torch.enable_grad():
-        extra = criterion.collect(model, example_input)
+        extra = criterion.collect(model, example)
     result = []
     for layer in groups.layers:
-        more = rows(groups, layer, extra) if extra else None
-        found = criterion.score(rows(groups, layer, values).clone(), more, generator)
+        more = rows(layer, extra) if extra else None
+        found = criterion.score(rows(layer, values).clone(), more, generator)
         if not isinstance(found, Tensor) or found.shape != (layer.size,):
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise GrowpruneError(f"criterion: need one score a row of '{layer.name}', shape ({layer.size},), not {got}")

@@ -27,7 +27,7 @@ Granularity = Literal["filter", "weight"]
 class Layer:
     """Units [start, stop), made by the layer `name`, in the order of execution.
 
-    `stage` counts the network's residual stages from 1 (0: the stem, None: there are none); `index` counts all
+    `stage` counts the network's residual stages from 1 (0: the stem; None: there are none); `index` counts all
     convolutions and linear layers from 0. `stem`: it reads the network's input.
     """
 

@@ -97,6 +97,8 @@ class Factors:
                 )
         if not schedule.total_steps:
             return 0.0
+        if decoupled and isinstance(optimizer, torch.optim.LBFGS):
+            raise GrowpruneError("attach: LBFGS needs the penalty in its gradient: decoupled=False")
         self.decoupled, self.form = decoupled, schedule.form
         self.weights = [own[p.name] for p in self.parameters]
         self.places = [group_of[id(w)] for w in self.weights]
@@ -211,7 +213,7 @@ def normalizes(optimizer: torch.optim.Optimizer) -> bool:
         for size in (1.0, 10.0):
             probe = nn.Parameter(torch.zeros(2, 2))
             given = {k: v for k, v in optimizer.defaults.items() if k not in ("fused", "capturable", "differentiable")}
-            trial = type(optimizer)([probe], **{**given, "lr": float(given.get("lr", 1e-3))})
+            trial = type(optimizer)([probe], **{**given, "lr": 1e-3})
             probe.grad = torch.eye(2) * 0.01 * size
             for _ in range(8):  # some (RAdam) only begin to normalise after a few steps
                 trial.step()

@@ -83,6 +83,7 @@ class Pruner:
         self._hooks: list[Any] = []
         self._ratio: Tensor | None = None  # running mean of kept/pruned magnitude, one a layer (stop_ratio)
         device = next(self.model.parameters()).device
+        self._rows = criteria.Rows(self.groups, device)
         self._active = self._active_units().to(device)
         self._pruned = self._active.clone()
         self._picked = False
@@ -195,6 +196,7 @@ class Pruner:
             self._active, self._pruned = self._active.to(device), self._pruned.to(device)
             self._ratio = None if self._ratio is None else self._ratio.to(device)
             self._factors.to(device)
+            self._rows = criteria.Rows(self.groups, device)
 
     def _refresh(self) -> None:
         self._factors.fill(self.penalty())
@@ -217,7 +219,9 @@ class Pruner:
     @torch.no_grad()
     def _pick(self) -> None:
         """Set S^p by the criterion: in each layer the least scores go (Algorithm 1, lines 4 and 8)."""
-        scores = criteria.scores(self.groups, self.model, self.example_input, self.criterion, self._generator)
+        scores = criteria.scores(
+            self.groups, self._rows, self.model, self.example_input, self.criterion, self._generator
+        )
         self._pruned.zero_()
         if self.counts is None:
             self._pick_globally(scores)
@@ -247,7 +251,7 @@ class Pruner:
         values = tensors(self.model)
         result = {}
         for layer in self._losing():
-            weight = criteria.rows(self.groups, layer, values).abs()
+            weight = self._rows(layer, values).abs()
             pruned = self._pruned[layer.start : layer.stop]
             norms, mean = weight.sum(1), weight.mean(1)
             kept_mean, pruned_mean = ((mean * part).sum() / part.sum() for part in (~pruned, pruned))

@@ -181,7 +181,7 @@ def pruned_of(ratio: float, size: int) -> int:
     >>> [pruned_of(r, 16) for r in (0, 0.5, 0.9, 0.95)], pruned_of(0.55, 100), pruned_of(0.9, 1)
     ([0, 8, 15, 15], 55, 0)
     """
-    return min(math.ceil(Fraction(repr(ratio)) * size), size - 1)  # the number as written: 0.55 of 100 is 55
+    return min(math.ceil(Fraction(repr(float(ratio))) * size), size - 1)  # the number as written: 0.55 of 100 is 55
 
 
 def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int] | None:

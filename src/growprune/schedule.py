@@ -181,7 +181,7 @@ class GReg2(Schedule):
         pushed = step - self.pick_step
         grown = min(pushed // self.ku + 1, increments(self.tau - self.picked_lambda, self.delta_lambda))
         phase = Phase.PUSH if pushed < self.push_steps else Phase.STABILIZE
-        return Penalty(phase, self.picked_lambda + grown * self.delta_lambda, -(self.gamma or 0.0))
+        return Penalty(phase, self.picked_lambda + grown * self.delta_lambda, 0.0 - (self.gamma or 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +223,10 @@ def check(schedule: GReg1 | GReg2, *more: str) -> None:
     for name in ("delta_lambda", "tau", *more):
         if not (is_number(value := getattr(schedule, name)) and value > 0):
             raise GrowpruneError(f"{kind}: {name} must be a positive number, not {value!r}")
+    if not schedule.tau < schedule.delta_lambda * 1e9:
+        raise GrowpruneError(
+            f"{kind}: tau ({schedule.tau}) is more than 1e9 times delta_lambda ({schedule.delta_lambda})"
+        )
     for name, least in (("ku", 1), ("ks", 0)):
         value = getattr(schedule, name)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -239,4 +243,5 @@ def check(schedule: GReg1 | GReg2, *more: str) -> None:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Finite, and no bool; whole numbers too long for a float are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
