@@ -197,12 +197,17 @@ def by_unit(indices: Tensor, units: Tensor, size: int) -> Tensor:
 
 @torch.no_grad()
 def scores(
-    groups: Groups, rows: Rows, model: nn.Module, example: Any, criterion: Criterion, generator: torch.Generator
+    groups: Groups,
+    model: nn.Module,
+    example_input: Any,
+    criterion: Criterion,
+    generator: torch.Generator,
+    rows: Rows | None = None,
 ) -> Tensor:
     """The score of every unit, on the model's device."""
-    values = tensors(model)
+    values, rows = tensors(model), rows or Rows(groups, next(model.parameters()).device)
     with torch.enable_grad():
-        extra = criterion.collect(model, example)
+        extra = criterion.collect(model, example_input)
     result = []
     for layer in groups.layers:
         more = rows(layer, extra) if extra else None

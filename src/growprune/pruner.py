@@ -220,7 +220,7 @@ class Pruner:
     def _pick(self) -> None:
         """Set S^p by the criterion: in each layer the least scores go (Algorithm 1, lines 4 and 8)."""
         scores = criteria.scores(
-            self.groups, self._rows, self.model, self.example_input, self.criterion, self._generator
+            self.groups, self.model, self.example_input, self.criterion, self._generator, self._rows
         )
         self._pruned.zero_()
         if self.counts is None:
