@@ -1,0 +1,101 @@
+"""Real architectures: each family of torchvision's classifiers is traced whole, pruned, and proved on a small image."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision import models as zoo
+
+import growprune as gp
+from growprune.trace import trace
+
+FAMILIES = {
+    "convnext_tiny": (64, 18),
+    "densenet121": (64, 119),
+    "efficientnet_b0": (64, 34),
+    "efficientnet_v2_s": (64, 69),
+    "googlenet": (64, 56),
+    "inception_v3": (96, 93),
+    "mnasnet0_5": (64, 19),
+    "mobilenet_v2": (64, 19),
+    "mobilenet_v3_small": (64, 22),
+    "regnet_x_400mf": (64, 32),
+    "regnet_y_400mf": (64, 33),
+    "resnet18": (64, 8),
+    "resnext50_32x4d": (64, 16),
+    "shufflenet_v2_x0_5": (64, 17),
+    "squeezenet1_1": (64, 24),
+    "swin_t": (64, 12),
+    "swin_v2_t": (64, 24),
+}
+"""Image size, and how many layers can be pruned at least."""
+
+
+def built(name: str, size: int) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    extra = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    return zoo.get_model(name, weights=None, num_classes=10, **extra).eval(), torch.randn(1, 3, size, size)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_family_is_pruned_and_proved(name: str) -> None:
+    """No operator is unknown, no layer is given up on trial, and the smaller network passes its proof."""
+    size, layers = FAMILIES[name]
+    model, x = built(name, size)
+    assert not trace(model, x).unknown
+    pruner = gp.Pruner(model, x, gp.OneShot(), ratios=0.5)
+    assert not pruner.skipped
+    assert len(pruner.groups.layers) >= layers
+    small = pruner.compact()
+    assert type(small) is type(model)
+    assert gp.speedup(gp.measure(model, x), gp.measure(small, x)) > 1.15
+
+
+def test_vision_transformer_loses_hidden_units_only() -> None:
+    """Heads and the stream stay (layer norms mix the stream), the MLPs' hidden units go."""
+    model = zoo.VisionTransformer(32, 8, 2, 4, 32, 64, num_classes=10).eval()
+    nn.init.normal_(model.heads.head.weight)  # torchvision starts it at zero: any output would pass
+    pruner = gp.Pruner(model, torch.randn(1, 3, 32, 32), gp.OneShot(), ratios=0.5)
+    assert [layer.size for layer in pruner.groups.layers] == [64, 64]
+    assert gp.sparsity(pruner.compact()) < 0.5
+
+
+class Steps(nn.Module):
+    """Control flow that depends on the data: nothing that must be made static could follow it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bright = bool(x.mean() > -1e9)
+        x = self.first(x)
+        for layer in self.inner:
+            if bright:
+                x = torch.relu(layer(x))
+        return self.last(x)
+
+
+def test_data_dependent_control_flow_is_traced() -> None:
+    pruner = gp.Pruner(Steps(), torch.randn(2, 6), gp.OneShot())
+    assert [layer.name for layer in pruner.groups.layers] == [f"inner.{i}" for i in range(4)]
+    assert pruner.compact().inner[3].weight.shape == (4, 4)
+
+
+class Hard(nn.Module):
+    """A width written into the forward: no rule can see it, the trial does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3)
+        self.fc = nn.Linear(8 * 4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.c(self.b(self.a(x))).view(-1, 32))
+
+
+def test_a_width_in_the_code_is_found_by_trial() -> None:
+    pruner = gp.Pruner(Hard(), torch.randn(1, 3, 8, 8), gp.OneShot())
+    assert list(pruner.skipped) == ["c"]
+    assert [layer.name for layer in pruner.groups.layers] == ["b"]
+    pruner.compact()
