@@ -104,10 +104,11 @@ def main() -> None:
         "with_penalty_ms": statistics.median(b for _, b in times),
         "overhead": statistics.median(ratios) - 1,
         "overhead_rounds": [round(r - 1, 5) for r in ratios],
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "growprune": gp.__version__,
-    }  # fmt: skip
+    }
     print(json.dumps(result, indent=1))
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -54,9 +54,8 @@ print(f"pushed {accuracy(model)}, {pruner.step_count} steps")
 
 small = pruner.compact(optimizer=optimizer)
 after = gp.measure(small, example)
-print(
-    f"removed {accuracy(small)}, {gp.speedup(before, after):.1f}x fewer MACs, {before.params / after.params:.1f}x smaller"
-)
+fewer, smaller = gp.speedup(before, after), before.params / after.params
+print(f"removed {accuracy(small)}, {fewer:.1f}x fewer MACs, {smaller:.1f}x smaller")
 
 for _ in range(8):
     epoch(small)

@@ -635,6 +635,21 @@ def test_folding_helps_where_padding_forbids_that_it_be_exact(bias: bool, gated:
     assert folded < plain
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_of_a_filter_that_has_not_vanished_its_mean_is_folded(bias: bool) -> None:
+    """Batch norm makes every filter's mean its shift; without an activation, that is the mean of what it sends on."""
+    generator = torch.Generator().manual_seed(0)
+    layers = conv(3, 4, 1, bias), conv(4, 6, 1, bias), nn.BatchNorm2d(6), conv(6, 5, 1, bias), nn.BatchNorm2d(5)
+    model = nn.Sequential(*layers, conv(5, 2, 1)).eval()
+    randomize(model, generator)
+    x = torch.randn(8, 3, 6, 6, generator=generator)
+    model[2].running_mean.copy_(model[:2](x).mean((0, 2, 3)).detach())
+    pruner = gp.Pruner(model, x, schedule=gp.OneShot(), ratios={"1": 0.5})
+    folded, plain = (pruner.compact(fold=fold)(x).mean((0, 2, 3)) for fold in (True, False))
+    assert stray(folded, model(x).mean((0, 2, 3))) < 1e-5
+    assert stray(plain, model(x).mean((0, 2, 3))) > 1e-3
+
+
 def test_calibration_estimates_batch_norm_anew() -> None:
     model = randomize(create("resnet20", width=8), torch.Generator().manual_seed(0))
     model.layer3.eval()
@@ -893,6 +908,15 @@ def test_zeros_stay_under_an_optimizer_nobody_mentioned(kind: str) -> None:
     train(small, optimizer, 3, seed=1)
     small(torch.randn(2, 2, 7, 7))
     assert_still_zero(small, before)
+
+
+def test_gradients_of_zeros_are_zero() -> None:
+    """Else they would count when gradients are clipped."""
+    small = copy.deepcopy(sparse(Line()))
+    small(torch.randn(4, 2, 7, 7)).square().mean().backward()
+    for name, mask in zeros(small).items():
+        assert not small.get_parameter(name).grad[mask].any()
+        assert small.get_parameter(name).grad[~mask].any()
 
 
 def test_gradients_from_before_do_not_move_zeros() -> None:

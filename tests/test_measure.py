@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from growprune.errors import GrowpruneError
-from growprune.measure import Measurement, latency, measure, sparsity, speedup
+from growprune.measurement import Measurement, latency, measure, sparsity, speedup
 from growprune.models import create
 
 IMAGE = torch.randn(1, 3, 32, 32)

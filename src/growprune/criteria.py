@@ -155,7 +155,7 @@ def find(criterion: str | Criterion | Callable[[Tensor], Tensor]) -> Criterion:
 
 
 class Rows:
-    """Lays tensors shaped like the parameters out as one matrix a layer: a row a unit, filters (or weights) side by side.
+    """Lays tensors shaped like the parameters out as one matrix a layer: a row a unit, its filters side by side.
 
     The indices are made once and live on the device, so that laying out waits for nothing.
     """

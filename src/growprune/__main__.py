@@ -1,0 +1,5 @@
+"""`python -m growprune`: the same as the command `growprune`."""
+
+from growprune.cli import main
+
+main()

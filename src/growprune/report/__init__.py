@@ -1,0 +1,190 @@
+"""What people see of a run: progress while it goes, then a table, figures and one HTML page.
+
+Everything here reads a run's result and notes; nothing of torch is imported, and matplotlib only when drawing.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+GREG, ONESHOT, LONGER = "GReg-1", "one-shot", "one-shot, longer"
+
+ACCURACIES = {
+    "base": "base network",
+    "before_removal": "before removal",
+    "after_removal": "after removal",
+    "final": "fine-tuned",
+    "best": "best on the way",
+}
+
+
+class Watch:
+    """Progress on stderr: bars on a terminal, elsewhere one plain line a phase. Knows the steps there are in all."""
+
+    def __init__(self, steps: int) -> None:
+        console = Console(stderr=True)
+        self.live = console.is_terminal and not console.is_dumb_terminal
+        self.bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[penalty]}"),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not self.live,
+        )
+        self.whole = self.bars.add_task("in all", total=steps, penalty="", accuracy="")
+
+    def __enter__(self) -> Watch:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def begin(self, name: str, steps: int) -> None:
+        self.name, self.steps, self.started = name, steps, time.perf_counter()
+        self.accuracy = self.penalty = ""
+        self.bar = self.bars.add_task(name, total=steps, penalty="", accuracy="")
+
+    def step(self, accuracy: float | None = None, penalty: float | None = None) -> None:
+        """One step is done; `accuracy` where it was measured, λ where there is one."""
+        if accuracy is not None:
+            self.accuracy = f"{accuracy:.1f} %"
+        if penalty is not None:
+            self.penalty = f"λ {penalty:.3f}"
+        self.bars.update(self.bar, advance=1, penalty=self.penalty, accuracy=self.accuracy)
+        self.bars.update(self.whole, advance=1)
+
+    def end(self) -> None:
+        if not self.live:
+            seconds = f"{time.perf_counter() - self.started:.1f} s"
+            said = [f"{self.steps} steps", self.penalty, f"accuracy {self.accuracy}", seconds]
+            print(f"{self.name}: {', '.join(part for part in said if part)}", file=sys.stderr, flush=True)
+
+
+# -- the comparison, as text -----------------------------------------------------------------------------------------
+
+
+def comparison(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Rows of the table of methods, its head first."""
+    ways = {GREG: result, ONESHOT: result["baseline"], LONGER: result["longer"]}
+    rows: list[tuple[str, ...]] = [("accuracy on held-out images", *ways)]
+    for key, label in ACCURACIES.items():
+        rows.append((label, *(f"{way['accuracy'][key]:.1f} %" for way in ways.values())))
+    for key, label in (("prune", "steps of pruning"), ("finetune", "steps of fine-tuning")):
+        rows.append((label, *(f"{way['phases'][key]:,}" for way in ways.values())))
+    return rows
+
+
+def costs(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Rows of the table of costs, its head first."""
+    params, macs, latency = result["params"], result["macs"], result["latency"]
+    factor = params["before"] / params["after"]
+    return [
+        ("cost (the same for all three)", "before", "after", "factor"),
+        ("parameters", f"{params['before']:,}", f"{params['after']:,}", f"{factor:.2f}×"),
+        ("MACs an image", f"{macs['before']:,}", f"{macs['after']:,}", f"{result['speedup']:.2f}×"),
+        (
+            "time of a forward pass",
+            *(f"{1e3 * latency[k]:.2f} ms" for k in ("before", "after")),
+            f"{latency['ratio']:.2f}×",
+        ),
+    ]
+
+
+def remarks(result: Mapping[str, Any]) -> list[str]:
+    """What one must know to read the numbers."""
+    schedule, images, layers = result["schedule"], result["images"], result["widths"].values()
+    before, after = (sum(layer[i] for layer in layers) for i in (0, 1))
+    whole = {"path": "the whole path of each pruned filter", "filter": "the weights of each pruned filter"}
+    return [
+        f"All three removed the same {before - after} of {before} filters (least L1 norm, ratio {result['ratios']}); "
+        f"{GREG} and {ONESHOT} were fine-tuned alike, batch for batch. {LONGER.capitalize()}: fine-tuned for as many "
+        f"steps as {GREG} takes in all.",
+        f"Schedule, scaled to the demo: λ grows by {schedule['delta_lambda']:g} every {schedule['ku']} steps to "
+        f"{schedule['tau']:g}, then holds for {schedule['ks']} (the paper: 0.0001 every 10 steps, then 5,000). The "
+        f"penalty acts on {whole[result['scope']]} (scope '{result['scope']}'; the paper's is 'filter').",
+        f"Data: {result['data']}, {images['train']:,} images to train on, {images['test']:,} held out; seed "
+        f"{result['seed']}. One image is {100 / images['test']:.2f} points, so differences below 1 point say little.",
+        f"Forward passes: batch {result['latency']['batch']}, {result['environment']['device']}, "
+        f"{result['environment']['threads']} thread.",
+    ]
+
+
+def table(result: Mapping[str, Any]) -> RenderableType:
+    """The comparison for a terminal."""
+    parts: list[RenderableType] = []
+    for head, *rows in (comparison(result), costs(result)):
+        shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for column, name in enumerate(head):
+            shown.add_column(name, justify="right" if column else "left")
+        for row in rows:
+            shown.add_row(*row, style="bold" if row[0] == ACCURACIES["final"] else "")
+        parts.append(shown)
+    return Group(*parts, *(Text(f"{remark}\n") for remark in remarks(result)))
+
+
+# -- figures and the page --------------------------------------------------------------------------------------------
+
+CAPTIONS = {
+    "course": "Accuracy on the held-out images through training, pruning, removal (vertical drops) and fine-tuning. "
+    "The shading is GReg-1's phases; the strip below shows everyone's.",
+    "separation": "Under the growing penalty the filters that are to go shrink, and the kept ones take over.",
+    "widths": "The first convolution of each residual block loses filters; what residual additions tie together stays.",
+}
+
+
+def draw(result: Mapping[str, Any], notes: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+    """The figures of a run, as PNG, by name."""
+    from growprune.report import figures
+
+    return {
+        "course": figures.course(notes),
+        "separation": figures.separation(notes),
+        "widths": figures.widths(result["widths"]),
+    }
+
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2.5rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem } table { border-collapse: collapse; margin: 1.2rem 0 }
+th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #e5e5e5 }
+th:first-child, td:first-child { text-align: left; padding-left: 0 } th { border-color: #888 }
+figure { margin: 2rem 0 } img { max-width: 100%; height: auto } figcaption, footer { color: #666; font-size: .9rem }
+"""
+
+
+def page(result: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
+    """One HTML file with the figures inside."""
+    title = f"growprune demo: {result['speedup']:.1f}× fewer MACs, three ways"
+    parts = [f"<h1>{title}</h1>", html_table(comparison(result)), html_table(costs(result))]
+    parts += [f"<p>{html.escape(remark)}</p>" for remark in remarks(result)]
+    for name, png in figures.items():
+        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        caption = html.escape(CAPTIONS[name])
+        parts.append(f'<figure><img alt="{name}" src="{source}"><figcaption>{caption}</figcaption></figure>')
+    made = ", ".join(f"{key} {result['environment'][key]}" for key in ("growprune", "torch", "python", "platform"))
+    parts.append(f"<footer>{html.escape(made)}; {result['seconds']:.0f} s in all</footer>")
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def html_table(rows: Sequence[tuple[str, ...]]) -> str:
+    lines = []
+    for index, row in enumerate(rows):
+        tag = "td" if index else "th"
+        lines.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>")
+    return "<table>\n" + "\n".join(lines) + "\n</table>"
