@@ -99,3 +99,14 @@ def test_a_width_in_the_code_is_found_by_trial() -> None:
     assert list(pruner.skipped) == ["c"]
     assert [layer.name for layer in pruner.groups.layers] == ["b"]
     pruner.compact()
+
+
+def test_a_residual_stream_goes_as_one_when_coupled() -> None:
+    """One ratio reaches the stream too, though the stem is part of it; a stem by itself stays."""
+    x = torch.randn(1, 3, 32, 32)
+    narrow = gp.Pruner(zoo.resnet18(num_classes=10), x, gp.OneShot(), ratios=0.5, coupled=True)
+    assert "conv1" in narrow.groups.order
+    small = narrow.compact()
+    assert (small.conv1.out_channels, small.layer1[1].conv2.out_channels) == (32, 32)
+    plain = gp.Pruner(zoo.vgg11_bn(num_classes=10).features, x, gp.OneShot(), ratios=0.5, coupled=True)
+    assert "0" not in plain.masks()

@@ -92,17 +92,20 @@ def demo(
         Literal["path", "filter"],
         typer.Option(help="What the penalty touches: a filter's whole path, or its weights alone (the paper)."),
     ] = "path",
+    longer: Annotated[
+        bool, typer.Option("--longer", help="Also prune in one shot with as many steps as GReg-1 has in all.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train, prune, fine-tune and compare on a small image set: no download, no GPU, about a minute.
+    """Train, prune, fine-tune and compare: no download, no GPU.
 
     A small residual network learns scikit-learn's handwritten digits; GReg-1 and one-shot pruning then take the same
-    filters from it. The folder gets the figures, report.html, result.json and the smaller network.
+    filters from it, in about a minute. The folder gets the figures, report.html, result.json and the smaller network.
     """
     from growprune.demo import DemoConfig, run
     from growprune.report import table
 
-    result = run(DemoConfig(seed=seed, device=device, ratio=ratio, scope=scope), out)
+    result = run(DemoConfig(seed=seed, device=device, ratio=ratio, scope=scope, longer=longer), out)
     if as_json:
         print(json.dumps(result, indent=2))
         return
@@ -123,10 +126,13 @@ def measure(
     speedup: Annotated[float | None, typer.Option(help="How many times fewer MACs to plan for.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What a plan would give, before any training: parameters, MACs, speed-up, layer widths."""
+    """What a plan would give, before any training.
+
+    Parameters and MACs before and after, the speed-up, and how many filters each layer would keep.
+    """
     shape = read_shape(input_)
     if (ratios is None) == (speedup is None):
-        raise GrowpruneError("measure needs one of --ratios SPEC and --speedup X, not both")
+        raise GrowpruneError("measure: give either --ratios SPEC or --speedup X")
     result = plan(model, num_classes, shape, ratios, speedup)
     print(json.dumps(result, indent=2)) if as_json else show(plan_table(result))
 
@@ -152,7 +158,12 @@ def plan(
     from growprune.models import create
     from growprune.ratios import write
 
-    model = create(name, num_classes).eval()
+    try:
+        model = create(name, num_classes).eval()
+    except TypeError as error:
+        if num_classes is None or "num_classes" not in str(error):
+            raise
+        raise GrowpruneError(f"--num-classes: {name} takes no such number; leave it out") from error
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     before = gp.measure(model, example)
     asked = gp.Speedup(speedup) if ratios is None and speedup is not None else ratios or ""

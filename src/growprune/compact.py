@@ -160,7 +160,7 @@ def fold(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, exa
             lost = gone(pruned, s.units).nonzero().flatten()
             full[s.tensor].index_fill_(s.dim, lost.to(full[s.tensor].device), 0.0)
     reads = {
-        s.tensor: gone(pruned, groups.grouped.get(s.tensor, s.units)) for s in groups.of_role("read") if s.dim == 1
+        s.tensor: gone(pruned, groups.grouped.get(s.tensor, s.units)) for s in groups.slices if s.read and s.dim == 1
     }
     watch = Onward(ghost, {name: lost for name, lost in reads.items() if bool(lost.any())})
     with whole_operators(ghost), watch:
@@ -221,8 +221,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
 
 # -- single weights ------------------------------------------------------------------------------------------------
 
-MASK = "_mask"
-"""A held weight's mask is the buffer `weight_mask` beside it; it is not part of the state dict."""
+MASK = "_growprune_held"
+"""A held weight's mask is the buffer `weight_growprune_held` beside it; it is not part of the state dict."""
 
 HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Held weights and their masks, for the hook that runs after every optimizer's step."""

@@ -27,6 +27,11 @@ Batches = Iterable[tuple[Any, Any]]
 class Criterion:
     """Scores one layer; `collect` comes first, once, for criteria that need more than the weights."""
 
+    @property
+    def name(self) -> str:
+        """What a saved state calls it."""
+        return type(self).__name__
+
     def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
         """Tensors by parameter name, handed to `score` in the weights' layout; nothing by default."""
         return {}
@@ -128,6 +133,10 @@ class Custom(Criterion):
     """A function of the user's own: a matrix, one row a unit, to one score a row."""
 
     function: Callable[[Tensor], Tensor]
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__qualname__", type(self.function).__qualname__)
 
     def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
         return self.function(weight)

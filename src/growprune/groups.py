@@ -47,13 +47,15 @@ class Layer:
 class Slice:
     """Index i along dimension `dim` of `tensor` belongs to unit units[i] (-1: none, it stays).
 
-    `dim` None: every element is a unit of its own, `units` has the tensor's shape.
+    `dim` None: every element is a unit of its own, `units` has the tensor's shape. `read`: a layer takes channels in
+    along this dimension, whatever else it is to them.
     """
 
     tensor: str
     dim: int | None
     units: Tensor
     role: Role
+    read: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,10 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
     for (tensor, _), labels in found.labels.items():
         if tensor in untouched:
             stays[classes[labels]] = True
+    tied = torch.zeros(found.count, dtype=torch.bool)
+    tied[tied_by_addition(found, classes)] = True
     if not coupled:
-        stays[tied_by_addition(found, classes)] = True
+        stays |= tied
     stages = stage_of_layers(found, classes)
     unit_of = torch.full((found.count,), -1)
     layers: list[Layer] = []
@@ -181,13 +185,18 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         dim = made_dim(found, tensor)
         own = torch.unique(classes[found.labels[tensor, dim]])
         own = own[~stays[own] & (unit_of[own] < 0)]
-        if len(own) == 0 or (stem and not coupled and not with_stem):
+        alone = stem and not bool(tied[own].any())  # a stem that is part of a residual stream goes as the stream does
+        if len(own) == 0 or (alone and not with_stem):
             stays[own] = True
             continue
         unit_of[own] = torch.arange(start, start + len(own))
-        layers.append(Layer(layer_name(tensor), start, start + len(own), index, stages[tensor], stem))
+        stage = 1 if stem and not alone else stages[tensor]
+        layers.append(Layer(layer_name(tensor), start, start + len(own), index, stage, alone))
         start += len(own)
-    slices = (Slice(t, d, unit_of[classes[labels]], found.roles[t, d]) for (t, d), labels in found.labels.items())
+    slices = (
+        Slice(t, d, unit_of[classes[labels]], found.roles[t, d], (t, d) in found.read)
+        for (t, d), labels in found.labels.items()
+    )
     return Groups(
         layers=tuple(layers),
         slices=tuple(s for s in slices if bool((s.units >= 0).any())),
@@ -238,7 +247,7 @@ def stage_of_layers(found: Trace, classes: Tensor) -> dict[str, int | None]:
         if shape in shapes:
             joined[labels] = shapes.index(shape) + 1
     readers: dict[int, list[str]] = {}
-    for (tensor, _), labels in ((k, v) for k, v in found.labels.items() if found.roles[k] == "read"):
+    for (tensor, _), labels in ((k, v) for k, v in found.labels.items() if k in found.read):
         for label in torch.unique(classes[labels]).tolist():
             readers.setdefault(label, []).append(tensor)
     result: dict[str, int | None] = {}

@@ -189,10 +189,11 @@ class Factors:
 def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> list[Penalized]:
     """The parameters in scope that belong to layers which lose something."""
     roles = {"filter"} if scope == "filter" else {"filter", "read", "scale", "shift"}
+    path = scope == "path"
     own = dict(model.named_parameters())
     chosen: dict[str, list[Slice]] = {}
     for s in groups.slices:
-        if s.role in roles and s.tensor in own and bool(gone(active, s.units).any()):
+        if (s.role in roles or (path and s.read)) and s.tensor in own and bool(gone(active, s.units).any()):
             chosen.setdefault(s.tensor, []).append(s)
     result, start = [], 0
     for name, slices in chosen.items():

@@ -18,8 +18,15 @@ from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, Layer, gone
 from growprune.trace import call, copied, leaves, quietly, tensors
 
-TOLERANCE = 1e-3
-"""How far, relative to the largest output, a compacted network may stray from its masked self (float32, TF32)."""
+TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
+"""How far, relative to the largest output, a compacted network may stray from its masked self: rounding, no more."""
+
+
+def tolerance(model: nn.Module) -> float:
+    """By the coarsest number format in the model; float32 on a GPU may be TF32."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    on_gpu = any(p.is_cuda for p in model.parameters())
+    return max([TOLERANCE.get(kind, 5e-2) for kind in kinds] + [2e-3 if on_gpu else 0.0])
 
 
 @torch.no_grad()
@@ -30,7 +37,7 @@ def masked(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
     for s in groups.slices:
         if s.dim is None:
             old[s.tensor].masked_fill_(gone(pruned, s.units).to(old[s.tensor].device), 0.0)
-        elif s.role == "read":
+        elif s.read:
             lost = gone(pruned, s.units).nonzero().flatten()
             old[s.tensor].index_fill_(s.dim, lost.to(old[s.tensor].device), 0.0)
     return full
@@ -73,7 +80,7 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
         raise GrowpruneError(
             f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
         ) from failure
-    if not error <= TOLERANCE:
+    if not error <= tolerance(model):
         raise GrowpruneError(
             f"the smaller network strays from the masked one by {error:.1e} of the largest output; "
             "its forward must depend on a width: name that layer in ignore="
@@ -98,7 +105,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
             error = difference(small, masked(model, found, pruned), example_input)
         except Exception as failure:
             return f"{type(failure).__name__}: {line(failure)}"
-        return None if error <= TOLERANCE else f"the output changes by {error:.1e}"
+        return None if error <= tolerance(model) else f"the output changes by {error:.1e}"
 
     if reason(found.layers) is None:
         return {}

@@ -76,6 +76,9 @@ class Pruner:
         found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
         self.skipped = proof.unprovable(self.model, found, example_input)
         self.groups: Groups = found.without(self.skipped)
+        if self.skipped and not self.groups.layers:
+            name, why = next(iter(self.skipped.items()))
+            raise GrowpruneError(f"no layer of this model can be pruned: without a filter of '{name}' it fails: {why}")
         self.counts = _ratios.counts(self.spec, self.groups, {n: t.shape for n, t in tensors(self.model).items()})
         self.step_count = 0
         self._generator = torch.Generator().manual_seed(seed)
@@ -353,7 +356,7 @@ class Pruner:
         return {
             "layers": [[layer.name, layer.size] for layer in self.groups.layers],
             "ratios": _ratios.write(self.spec) if self.counts is None else self.counts,
-            "criterion": type(self.criterion).__name__,
+            "criterion": self.criterion.name,
             "schedule": [type(self._asked).__name__, asdict(self._asked)],
             "granularity": self.groups.granularity,
             "scope": self.scope,

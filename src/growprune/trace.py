@@ -48,6 +48,7 @@ class Trace:
     count: int = 3
     labels: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     roles: dict[tuple[str, int], Role] = field(default_factory=dict)
+    read: set[tuple[str, int]] = field(default_factory=set)
     joins: list[Tensor] = field(default_factory=list)
     additions: list[Tensor] = field(default_factory=list)
     streams: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
@@ -154,6 +155,8 @@ class Tracer(TorchDispatchMode):
     def dimension(self, name: str, t: Tensor, dim: int, role: Role) -> Tensor:
         """The labels of one dimension of a parameter or buffer: made at its first use, kept for all later ones."""
         key = (name, dim)
+        if role == "read":  # a dimension may both make channels and read them: a tied embedding does
+            self.trace.read.add(key)
         if key not in self.trace.labels:
             self.trace.labels[key] = torch.arange(self.trace.count, self.trace.count + t.shape[dim])
             self.trace.count += t.shape[dim]

@@ -17,7 +17,7 @@ Note = Mapping[str, Any]
 
 INK, PALE = "#222222", "#8a8a8a"
 METHOD_COLOURS = ("#0b6e99", "#d1495b", "#e0a030", "#6a994e")
-PHASE_COLOURS = {"base": "#d9d9d9", "push": "#f3b391", "stabilize": "#f7d9a8", "fine-tune": "#b5d3e7"}
+PHASE_COLOURS = {"train": "#d9d9d9", "push": "#f3b391", "stabilize": "#f7d9a8", "fine-tune": "#b5d3e7"}
 KEPT, PRUNED = "#0b6e99", "#e58a6c"
 FLOOR = 1e-6
 """Where the ratio of magnitudes is cut off: below, a filter is zero for all purposes."""
@@ -62,8 +62,10 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
         while any(abs(height - other) < 5 and abs(step - at) < 1 for at, other in placed):
             height -= 1
         placed.append((step, height))
-        axes.annotate(f"{value:.1f}", (step, height), xytext=(7, 0), textcoords="offset points", color=colour,
-                      va="center", fontsize=9, fontweight="bold")  # fmt: skip
+        axes.text(
+            step, height, f"  {value:.1f}", color=colour, va="center", fontsize=9.5, fontweight="bold",
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}, zorder=2.5,
+        )  # fmt: skip
 
 
 def spans(notes: Iterable[Note]) -> list[tuple[str, float, float]]:
