@@ -37,8 +37,8 @@ lint: venv  ## style and types only
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: venv  ## how fast the training step and the pruned networks are on this machine
-	@$(BIN)/growprune bench $(ARGS)
+bench: venv  ## what the penalty adds to a training step on this machine
+	@$(BIN)/python benchmarks/penalty.py --rounds 8 --steps 2 $(ARGS)
 
 clean:  ## remove what make and the checks built, never runs/ nor results/
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
