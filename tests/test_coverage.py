@@ -6,7 +6,7 @@ from torch import nn
 from torchvision import models as zoo
 
 import growprune as gp
-from growprune.trace import trace
+from growprune.groups import trace
 
 FAMILIES = {
     "convnext_tiny": (64, 18),

@@ -11,8 +11,8 @@ from torch.nn.utils import parametrize
 
 from growprune.errors import GrowpruneError
 from growprune.groups import owner
+from growprune.running import tensors
 from growprune.schedule import Schedule
-from growprune.trace import tensors
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

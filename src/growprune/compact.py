@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.errors import GrowpruneError
 from growprune.groups import Groups, gone, owner
-from growprune.trace import call, copied, tensors, whole_operators
+from growprune.running import call, copied, tensors, whole_operators
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from growprune.errors import GrowpruneError, nearest
 from growprune.groups import Groups, Layer
-from growprune.trace import call, copied, tensors
+from growprune.running import call, copied, tensors
 
 Loss = Callable[[Any, Any], Tensor]
 Batches = Iterable[tuple[Any, Any]]

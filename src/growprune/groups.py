@@ -16,9 +16,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from growprune.errors import GrowpruneError, nearest
-from growprune.trace import FIXED, Role, Trace, tensors, trace
+from growprune.errors import GrowpruneError, line, nearest
+from growprune.rules import find_rule
+from growprune.running import call, copied, leaves, placed, tensors, whole_operators
+from growprune.trace import FIXED, INPUT, Role, Trace, Tracer
 
 Granularity = Literal["filter", "weight"]
 
@@ -143,6 +146,30 @@ def build(
     if granularity == "weight":
         return weights(model, found, untouched)
     return filters(found, coupled, untouched, stem)
+
+
+def trace(model: nn.Module, example_input: Any) -> Trace:
+    """Run a copy of the model once, in evaluation mode, and return the channel identities.
+
+    A copy, since a forward may change the model's state (a counter, a cache).
+    """
+    model = copied(model).eval()
+    example_input = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, placed(model, example_input))
+    tracer = Tracer(model, find_rule)
+    for t in tree_leaves(example_input):
+        if isinstance(t, Tensor):
+            tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
+    tracer.pin(torch.tensor([INPUT]))
+    try:
+        with whole_operators(model), tracer:
+            output = call(model, example_input)
+    except GrowpruneError:
+        raise
+    except Exception as error:
+        raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
+    for t in leaves(output):
+        tracer.pin(tracer.of(t))
+    return tracer.trace
 
 
 def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from growprune.compact import cut
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, Layer, gone
-from growprune.trace import call, copied, leaves, quietly, tensors
+from growprune.running import call, copied, leaves, quietly, tensors
 
 TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
 """How far, relative to the largest output, a compacted network may stray from its masked self: rounding, no more."""

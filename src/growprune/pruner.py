@@ -23,8 +23,8 @@ from growprune import ratios as _ratios
 from growprune.errors import GrowpruneError
 from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
+from growprune.running import tensors
 from growprune.schedule import Ended, GReg1, GReg2, Penalty, Phase, Schedule
-from growprune.trace import tensors
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from growprune.checks import unwrapped
 from growprune.compact import MASK, held, keep_zero, places, put, refit
 from growprune.errors import GrowpruneError
-from growprune.trace import tensors
+from growprune.running import tensors
 
 KEY = "growprune"
 FORMAT = 1

@@ -5,24 +5,22 @@ The model runs once, as it is, on the example. Beside every activation travels a
 batch norm ties its scale to the labels it meets; an addition ties two channels together; a view moves labels as
 it moves data, because the same operator is run on them. What an operator does to labels stands in one table
 (`rules.py`); an operator that no rule covers pins every channel it meets: such a channel stays, so the answer is
-always safe. `groups.py` turns the result into layers and filters.
+always safe. `groups.py` runs this and turns the result into layers and filters.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from growprune.errors import GrowpruneError, line
+from growprune.running import tensors
 
 NONE, FIXED, INPUT = 0, 1, 2
 """Labels that are no channel: of no account; never removable; the model's own input (never removable too)."""
@@ -189,91 +187,3 @@ class Tracer(TorchDispatchMode):
             self.pin(labels)
             return torch.full((t.shape[dim],), FIXED)
         return labels.flatten().expand(t.shape[dim])
-
-
-def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; a shared one under its first name only."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def call(model: nn.Module, example_input: Any) -> Any:
-    """The model on its example (a tensor, a tuple or list of arguments, or a dict of them), moved to its device."""
-    example_input = placed(model, example_input)
-    if isinstance(example_input, Mapping):
-        return model(**example_input)
-    if isinstance(example_input, (tuple, list)):
-        return model(*example_input)
-    return model(example_input)
-
-
-def placed(model: nn.Module, example_input: Any) -> Any:
-    device = next(model.parameters()).device
-    try:
-        return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, example_input)
-    except NotImplementedError as error:  # a meta tensor
-        raise GrowpruneError(f"the example input holds no data: {line(error)}") from error
-
-
-def leaves(output: Any) -> Iterable[Tensor]:
-    """Every tensor in a model's output, also one level inside objects that pytree does not know."""
-    for leaf in tree_leaves(output):
-        inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", {}))
-        yield from (t for t in inside if isinstance(t, Tensor))
-
-
-def trace(model: nn.Module, example_input: Any) -> Trace:
-    """Run a copy of the model once, in evaluation mode, and return the channel identities.
-
-    A copy, since a forward may change the model's state (a counter, a cache).
-    """
-    from growprune.rules import find_rule
-
-    model = copied(model).eval()
-    example_input = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, placed(model, example_input))
-    tracer = Tracer(model, find_rule)
-    for t in tree_leaves(example_input):
-        if isinstance(t, Tensor):
-            tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
-    tracer.pin(torch.tensor([INPUT]))
-    try:
-        with whole_operators(model), tracer:
-            output = call(model, example_input)
-    except GrowpruneError:
-        raise
-    except Exception as error:
-        raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
-    for t in leaves(output):
-        tracer.pin(tracer.of(t))
-    return tracer.trace
-
-
-@contextmanager
-def quietly(model: nn.Module) -> Iterator[None]:
-    """Without gradients, and with random numbers of its own: the same ones each time, the user's left alone."""
-    cuda = {p.device.index for p in model.parameters() if p.is_cuda}
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(0)
-        yield
-
-
-@contextmanager
-def whole_operators(model: nn.Module) -> Iterator[None]:
-    """Below autograd, where linear layers and norms arrive whole. Inference mode would do that too, but what a forward
-    or a hook keeps of it could not be trained on. The fused encoder of torch.nn would hide its linear layers."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with quietly(model), torch._C._AutoDispatchBelowAutograd():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """A deep copy; activations that the model kept from its last forward hang on a graph and are copied without it."""
-    kept = tree_leaves([{k: v for k, v in vars(m).items() if not k.startswith("_")} for m in model.modules()])
-    memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:
-        raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {line(error)}") from error

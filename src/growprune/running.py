@@ -1,0 +1,76 @@
+"""Running a model on its example and leaving no trace: no gradient, no random number drawn, no state changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from growprune.errors import GrowpruneError, line
+
+
+def tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; a shared one under its first name only."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def call(model: nn.Module, example_input: Any) -> Any:
+    """The model on its example (a tensor, a tuple or list of arguments, or a dict of them), moved to its device."""
+    example_input = placed(model, example_input)
+    if isinstance(example_input, Mapping):
+        return model(**example_input)
+    if isinstance(example_input, (tuple, list)):
+        return model(*example_input)
+    return model(example_input)
+
+
+def placed(model: nn.Module, example_input: Any) -> Any:
+    device = next(model.parameters()).device
+    try:
+        return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, example_input)
+    except NotImplementedError as error:  # a meta tensor
+        raise GrowpruneError(f"the example input holds no data: {line(error)}") from error
+
+
+def leaves(output: Any) -> Iterable[Tensor]:
+    """Every tensor in a model's output, also one level inside objects that pytree does not know."""
+    for leaf in tree_leaves(output):
+        inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", {}))
+        yield from (t for t in inside if isinstance(t, Tensor))
+
+
+@contextmanager
+def quietly(model: nn.Module) -> Iterator[None]:
+    """Without gradients, and with random numbers of its own: the same ones each time, the user's left alone."""
+    cuda = {p.device.index for p in model.parameters() if p.is_cuda}
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(0)
+        yield
+
+
+@contextmanager
+def whole_operators(model: nn.Module) -> Iterator[None]:
+    """Below autograd, where linear layers and norms arrive whole. Inference mode would do that too, but what a forward
+    or a hook keeps of it could not be trained on. The fused encoder of torch.nn would hide its linear layers."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with quietly(model), torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A deep copy; activations that the model kept from its last forward hang on a graph and are copied without it."""
+    kept = tree_leaves([{k: v for k, v in vars(m).items() if not k.startswith("_")} for m in model.modules()])
+    memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {line(error)}") from error
