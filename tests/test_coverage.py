@@ -95,7 +95,8 @@ class Hard(nn.Module):
 
 
 def test_a_width_in_the_code_is_found_by_trial() -> None:
-    pruner = gp.Pruner(Hard(), torch.randn(1, 3, 8, 8), gp.OneShot())
+    with pytest.warns(UserWarning, match=r"1 layers stay.*'c'"):
+        pruner = gp.Pruner(Hard(), torch.randn(1, 3, 8, 8), gp.OneShot())
     assert list(pruner.skipped) == ["c"]
     assert [layer.name for layer in pruner.groups.layers] == ["b"]
     pruner.compact()
@@ -110,3 +111,12 @@ def test_a_residual_stream_goes_as_one_when_coupled() -> None:
     assert (small.conv1.out_channels, small.layer1[1].conv2.out_channels) == (32, 32)
     plain = gp.Pruner(zoo.vgg11_bn(num_classes=10).features, x, gp.OneShot(), ratios=0.5, coupled=True)
     assert "0" not in plain.masks()
+
+
+def test_a_head_that_only_training_uses_is_cut_too() -> None:
+    """GoogLeNet's auxiliary classifiers read what the trunk makes, but only in training."""
+    torch.manual_seed(0)
+    model = zoo.googlenet(weights=None, num_classes=10, aux_logits=True, init_weights=False)
+    small = gp.Pruner(model, torch.randn(1, 3, 96, 96), gp.OneShot(), ratios=0.5).compact()
+    out = small.train()(torch.randn(2, 3, 96, 96))
+    assert [tuple(t.shape) for t in out] == [(2, 10)] * 3

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any
 
@@ -65,6 +65,7 @@ def put(where: Sequence[tuple[nn.Module, str]], old: Tensor, new: Tensor) -> Non
     """Hang a new tensor in every place where the old one hung."""
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
+        vars(new).update(vars(old))
     for module, name in where:
         table: Any = module._parameters if name in module._parameters else module._buffers
         table[name] = new
@@ -76,7 +77,7 @@ def cut(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
     small = copied(model)
     old, where = tensors(small), places(small)
     for name, cuts in kept_indices(groups, pruned).items():
-        put(where[name], old[name], narrowed(old[name], cuts, old[name].shape).clone())
+        put(where[name], old[name], narrowed(old[name], cuts, old[name].shape))
         for module, _ in where[name]:
             refit(module)
     for name, units in groups.grouped.items():
@@ -102,6 +103,8 @@ def refit(module: nn.Module) -> None:
         module.num_features = module.num_features if sample is None else len(sample)
     elif isinstance(module, nn.GroupNorm) and weight is not None:
         module.num_channels = len(weight)
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = len(module.weight)
     elif isinstance(module, nn.Embedding):
         module.embedding_dim = module.weight.shape[1]
 
@@ -169,11 +172,18 @@ def fold(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, exa
     for weight, sent in watch.sent.items():
         for dim, indices in cuts.get(weight, ()):
             sent = sent[indices.to(sent.device)] if dim == 0 else sent
-        bias = small.get_submodule(owner(weight))._parameters.get("bias")
-        if bias is not None:
-            bias.add_(sent)
+        if groups.biases.get(weight):
+            new[groups.biases[weight]].add_(sent)
         elif weight in groups.norms:
             new[groups.norms[weight]].sub_(sent)
+        elif weight not in groups.biases and bool(sent.any()):
+            give_bias(small.get_submodule(owner(weight)), sent)
+
+
+def give_bias(module: nn.Module, bias: Tensor) -> None:
+    """A standard layer without bias gets one, to hold what its vanished channels sent; other forwards are not ours."""
+    if type(module).forward in {kind.forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)}:
+        module.register_parameter("bias", nn.Parameter(bias.clone()))
 
 
 # -- the optimizer -------------------------------------------------------------------------------------------------
@@ -200,7 +210,10 @@ def follow(
                     key: narrowed(value, cuts.get(name, ()), p.shape).clone() if isinstance(value, Tensor) else value
                     for key, value in state.items()
                 }
-
+    for name in set(new) - set(name_of.values()):  # a bias that folding gave: it trains with its weight
+        for group in optimizer.param_groups:
+            if any(p is new[f"{owner(name)}.weight"] for p in group["params"]):
+                group["params"].append(new[name])
     if isinstance(optimizer, torch.optim.LBFGS):  # one flat history of all parameters: it starts anew
         optimizer.state.clear()
         optimizer._params, optimizer._numel_cache = optimizer.param_groups[0]["params"], None
@@ -241,11 +254,16 @@ def hold(model: nn.Module, groups: Groups, pruned: Tensor) -> None:
 def keep_zero(module: nn.Module, name: str, keep: Tensor) -> None:
     weight = module._parameters[name]
     assert weight is not None
+    known = dict(held(module))
     module.register_buffer(f"{name}{MASK}", keep.to(weight.device), persistent=False)
-    module.register_forward_pre_hook(arm)
-    module.register_load_state_dict_post_hook(rezero)
-    HELD.pop(weight, None)  # an earlier mask no longer counts
+    if not known:
+        module.register_forward_pre_hook(arm)
+        module.register_load_state_dict_post_hook(rezero)
+    if weight in HELD:
+        HELD[weight] = keep.to(weight.device)
     arm(module, None)
+    rezero(module, None)
+    watch_every_optimizer()
 
 
 def held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -257,6 +275,8 @@ def held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def arm(module: nn.Module, _: Any) -> None:
     """See to it that gradients and steps leave held weights at zero; a copy gets there at its first forward."""
+    if torch.compiler.is_compiling():  # by then it has been armed
+        return
     for name, mask in held(module):
         weight: Any = module._parameters[name]
         known = HELD.get(weight)
@@ -279,6 +299,7 @@ def zeroed(weight: Any, grad: Tensor) -> Tensor:
     return grad if mask is None else grad.masked_fill(~mask, 0.0)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def after_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Held weights are zero after every step of any optimizer, and so is its state (momentum) for them."""
@@ -293,4 +314,7 @@ def after_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
                         t.masked_fill_(~mask, 0.0)
 
 
-register_optimizer_step_post_hook(after_any_step)
+@cache
+def watch_every_optimizer() -> None:
+    """Once, when the first weight is held."""
+    register_optimizer_step_post_hook(after_any_step)

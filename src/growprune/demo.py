@@ -254,8 +254,8 @@ def run(config: DemoConfig, out: Path, watch: Callable[[int], Watch] = Watch) ->
     config = DemoConfig(**{**asdict(config), "device": device(config.device)})
     claim(out, config)
     started = time.perf_counter()
-    with watch(config.total_steps) as progress, one_thread(), torch.random.fork_rng():
-        torch.manual_seed(config.seed)
+    with watch(config.total_steps) as progress, one_thread(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)  # the first weights are drawn on the CPU, all else by seeds
         base = network().to(config.device)
         lab = Lab(config, digits(config.train_images, config.device), progress)
         ways = compare(lab, base)

@@ -67,13 +67,15 @@ class Groups:
 
     `grouped`: for each grouped convolution or group norm (by its weight) the units of the channels it takes in, from
     which its new number of groups follows. `norms`: the batch norm (by its running mean) that takes in a layer's output
-    directly. `positions`: how often one forward uses each weight of a layer. `order`: all layers, prunable or not.
+    directly; `biases`: each layer's own bias. `positions`: how often one forward uses each weight of a layer. `order`:
+    all layers, prunable or not.
     """
 
     layers: tuple[Layer, ...]
     slices: tuple[Slice, ...]
     grouped: dict[str, Tensor]
     norms: dict[str, str]
+    biases: dict[str, str]
     positions: dict[str, int]
     order: tuple[str, ...]
     granularity: Granularity
@@ -92,9 +94,9 @@ class Groups:
 
     def without(self, names: Collection[str]) -> Groups:
         """The same groups less some layers: their units stay."""
-        kept = [layer for layer in self.layers if layer.name not in names]
         if not names:
             return self
+        kept = [layer for layer in self.layers if layer.name not in names]
         renumber, start = torch.full((self.units + 1,), -1), 0
         layers = []
         for layer in kept:
@@ -169,7 +171,28 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
         raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
     for t in leaves(output):
         tracer.pin(tracer.of(t))
+    if {name for name, _ in model.named_parameters()} - {name for name, _ in tracer.trace.labels}:
+        trace_training(model, example_input, tracer)
     return tracer.trace
+
+
+def trace_training(model: nn.Module, example_input: Any, tracer: Tracer) -> None:
+    """Parameters that evaluation never used may serve in training (auxiliary heads): that run ties them too.
+
+    Twice the example, since batch norm refuses to train on one value; a model that cannot run so has none to tie.
+    """
+    tracer.first = False
+    double = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, example_input)
+    for t in tree_leaves(double):
+        if isinstance(t, Tensor):
+            tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
+    try:
+        with whole_operators(model), tracer:
+            output = call(model.train(), double)
+    except Exception:
+        return
+    for t in leaves(output):
+        tracer.pin(tracer.of(t))
 
 
 def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:
@@ -198,7 +221,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
     stays = torch.zeros(found.count, dtype=torch.bool)
     stays[classes[FIXED]] = True
     for (tensor, _), labels in found.labels.items():
-        if tensor in untouched:
+        if tensor in untouched or tensor in found.pinned:
             stays[classes[labels]] = True
     tied = torch.zeros(found.count, dtype=torch.bool)
     tied[tied_by_addition(found, classes)] = True
@@ -229,6 +252,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         slices=tuple(s for s in slices if bool((s.units >= 0).any())),
         grouped={name: unit_of[classes[labels]] for name, labels in found.grouped.items()},
         norms=found.norms,
+        biases=found.biases,
         positions=positions(found),
         order=tuple(layer_name(tensor) for tensor, _ in first_uses(found)),
         granularity="filter",
@@ -307,4 +331,4 @@ def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
         slices.append(Slice(tensor, None, units, "filter"))
         start += size
     order: Sequence[str] = [layer_name(tensor) for tensor, _ in first_uses(found)]
-    return Groups(tuple(layers), tuple(slices), {}, {}, positions(found), tuple(order), "weight")
+    return Groups(tuple(layers), tuple(slices), {}, {}, {}, positions(found), tuple(order), "weight")

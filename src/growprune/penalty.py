@@ -8,6 +8,7 @@ the step can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -188,8 +189,8 @@ class Factors:
 
 def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> list[Penalized]:
     """The parameters in scope that belong to layers which lose something."""
-    roles = {"filter"} if scope == "filter" else {"filter", "read", "scale", "shift"}
     path = scope == "path"
+    roles = {"filter", "scale", "shift"} if path else {"filter"}
     own = dict(model.named_parameters())
     chosen: dict[str, list[Slice]] = {}
     for s in groups.slices:
@@ -205,20 +206,28 @@ def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) ->
     return result
 
 
+MECHANICS = ("fused", "capturable", "differentiable")
+"""Options of an optimizer that say how it computes, not what."""
+
+
 def normalizes(optimizer: torch.optim.Optimizer) -> bool:
-    """Does this optimizer divide the gradient's size away? Tried out: a tenfold gradient, is the step tenfold?"""
-    if isinstance(optimizer, torch.optim.LBFGS):
+    """Does this optimizer divide the gradient's size away? Tried out: a tenfold gradient, is the way tenfold?"""
+    if isinstance(optimizer, (torch.optim.SGD, torch.optim.LBFGS)):
         return False
     moved = []
     try:
         for size in (1.0, 10.0):
             probe = nn.Parameter(torch.zeros(2, 2))
-            given = {k: v for k, v in optimizer.defaults.items() if k not in ("fused", "capturable", "differentiable")}
+            known = inspect.signature(type(optimizer)).parameters
+            given = {k: v for k, v in optimizer.defaults.items() if k in known and k not in MECHANICS}
             trial = type(optimizer)([probe], **{**given, "lr": 1e-3})
             probe.grad = torch.eye(2) * 0.01 * size
             for _ in range(8):  # some (RAdam) only begin to normalise after a few steps
                 trial.step()
             moved.append(float(probe.detach().abs().max()))
-    except Exception:  # an optimizer that cannot be made so is no plain gradient descent
-        return True
+    except Exception as error:
+        kind = type(optimizer).__name__
+        raise GrowpruneError(
+            f"attach: cannot tell whether {kind} normalises gradients: say decoupled=True or False"
+        ) from error
     return not math.isclose(moved[1], 10 * moved[0], rel_tol=1e-3)

@@ -6,6 +6,7 @@ the start one unit of every layer is cut on trial, and at the end the smaller ne
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -109,5 +110,10 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
 
     if reason(found.layers) is None:
         return {}
-    failing = {layer.name: reason([layer]) for layer in found.layers}
-    return {name: why for name, why in failing.items() if why is not None}
+    failing = {layer.name: why for layer in found.layers if (why := reason([layer])) is not None}
+    together = reason([layer for layer in found.layers if layer.name not in failing])
+    if together is not None:
+        raise GrowpruneError(f"no layer fails alone, but together: {together}; name some of them in ignore=")
+    shown = ", ".join(f"'{name}' ({why})" for name, why in list(failing.items())[:3])
+    warnings.warn(f"{len(failing)} layers stay: the model's own code fails without them: {shown}", stacklevel=3)
+    return failing

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,6 +85,7 @@ class Pruner:
         self._generator = torch.Generator().manual_seed(seed)
         self._optimizer: torch.optim.Optimizer | None = None
         self._hooks: list[Any] = []
+        self._verdict: Callable[[], bool] | None = None
         self._ratio: Tensor | None = None  # running mean of kept/pruned magnitude, one a layer (stop_ratio)
         device = next(self.model.parameters()).device
         self._rows = criteria.Rows(self.groups, device)
@@ -96,6 +98,18 @@ class Pruner:
         if self.schedule.total_steps:
             checks.trainable(self.model, [p.name for p in self._factors.parameters])
         self._refresh()
+        if self.schedule.total_steps and self.groups.granularity == "filter":
+            self._try_plan()
+
+    def _try_plan(self) -> None:
+        """Cut as many units as the plan says, on trial: better refused now than after the last step."""
+        pruned = self._pruned
+        if not self._picked:
+            pruned = torch.zeros_like(pruned)
+            for layer, count in zip(self.groups.layers, self.counts or [0] * len(self.groups.layers), strict=True):
+                pruned[layer.start : layer.start + count] = True
+        small = removal.cut(self.model, self.groups, pruned)
+        proof.prove(self.model, small, self.groups, pruned, self.example_input)
 
     # -- what a loop asks ----------------------------------------------------------------------------------------
 
@@ -120,6 +134,7 @@ class Pruner:
     def masks(self) -> dict[str, Tensor]:
         """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
         picked, all stay."""
+        self._follow_device()
         keep = ~self._pruned if self._picked else torch.ones_like(self._pruned)
         result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}
         if self.groups.granularity == "weight":
@@ -155,12 +170,14 @@ class Pruner:
             hook.remove()
         self._hooks, self._optimizer = [], None
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self.done:
             return None
         self._follow_device()
         return self._factors.apply(optimizer, args, kwargs)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self.advance()
@@ -173,6 +190,7 @@ class Pruner:
         """
         if self.done:
             return
+        self._follow_device()
         before = self.penalty()
         self.step_count += 1
         picks = not self._picked and self.step_count >= self.schedule.pick_step
@@ -251,6 +269,7 @@ class Pruner:
     @torch.no_grad()
     def separation(self) -> dict[str, Separation]:
         """How far kept and pruned units have come apart, by layer that loses some; computed on the device."""
+        self._follow_device()
         values = tensors(self.model)
         result = {}
         for layer in self._losing():
@@ -272,12 +291,13 @@ class Pruner:
             return
         if self.step_count % schedule.ku or not self._picked or not self._factors.parameters:
             return
-        if self._ratio is not None and bool((self._ratio > schedule.stop_ratio).all()):
+        if self._verdict is not None and self._verdict():
             self._ended = self.step_count
             self._settle()
             return
         ratio = torch.stack([s.kept / s.pruned for s in self.separation().values()]).nan_to_num(nan=torch.inf)
         self._ratio = ratio if self._ratio is None else 0.9 * self._ratio + 0.1 * ratio
+        self._verdict = later((self._ratio > schedule.stop_ratio).all())
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -348,6 +368,8 @@ class Pruner:
         self._ratio = None if state["ratio"] is None else state["ratio"].to(device)
         self._generator.set_state(state["generator"])
         self._ended = state["ended"]
+        if self._ratio is not None and isinstance(self._asked, (GReg1, GReg2)) and self._asked.stop_ratio is not None:
+            self._verdict = later((self._ratio > self._asked.stop_ratio).all())
         self._factors.set_pruned(self._pruned)
         self._settle()
 
@@ -361,3 +383,19 @@ class Pruner:
             "granularity": self.groups.granularity,
             "scope": self.scope,
         }
+
+
+def later(flag: Tensor) -> Callable[[], bool]:
+    """A flag on its way from the device: asked for much later, it has long arrived, and nobody waits."""
+    if not flag.is_cuda:
+        return partial(bool, flag)
+    host = torch.empty((), dtype=torch.bool, pin_memory=True)
+    host.copy_(flag, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> bool:
+        arrived.synchronize()
+        return bool(host)
+
+    return read

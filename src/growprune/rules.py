@@ -96,9 +96,11 @@ def linear(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -
 
 
 def finish_layer(tracer: Tracer, name: str, bias: Tensor | None, made: Tensor, positions: int, stem: bool) -> None:
-    tracer.trace.operations.append(Operation(name, positions, stem))
+    if tracer.first:
+        tracer.trace.operations.append(Operation(name, positions, stem))
     if bias is not None:
         ride(tracer, bias, made, "shift")
+        tracer.trace.biases[name] = tracer.name(bias) or ""
 
 
 def ride(tracer: Tracer, t: Tensor | None, labels: Tensor, role: Role) -> None:
@@ -214,7 +216,7 @@ def pointwise(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -
     for t in operands:
         if not hasattr(t, "_labels"):
             merged = meet_constant(tracer, merged, t, result, gate)
-    if not gate and len(acts) > 1:
+    if not gate and len(acts) > 1 and tracer.first:
         met = torch.cat([tracer.of(t).flatten() for t in acts])
         tracer.trace.streams.append((torch.unique(met), tuple(result.shape[1:])))
     for t in tree_leaves(out):
@@ -253,6 +255,8 @@ def meet_constant(tracer: Tracer, merged: Tensor, t: Tensor, result: Tensor, gat
     if not meets or name is None or len(meets) > 1:
         if meets:
             tracer.pin(merged)
+        if name is not None and t.numel() > 1:
+            tracer.trace.pinned.add(name)
         return merged
     own = tracer.dimension(name, t, meets[0] - lead, "scale" if gate else "shift")
     tracer.tie(along(own, meets[0], result.dim()), merged)
@@ -275,6 +279,9 @@ def move(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> Non
     reordered has boundaries written into the model's code, so its channels stay.
     """
     x = args[0]
+    if out is x:  # squeeze_ and its like: the shape before is gone
+        tracer.give_up(func, args, kwargs, out)
+        return
     before = tracer.of(x)
     run = torch.ops.aten.reshape.default if func._overloadpacket.__name__ in ("view", "_unsafe_view") else func
     rest = tree_map(lambda a: a.cpu() if isinstance(a, Tensor) else a, (list(args[1:]), dict(kwargs)))

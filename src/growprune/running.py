@@ -47,9 +47,12 @@ def leaves(output: Any) -> Iterable[Tensor]:
 @contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
     """Without gradients, and with random numbers of its own: the same ones each time, the user's left alone."""
-    cuda = {p.device.index for p in model.parameters() if p.is_cuda}
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(0)
+    device = next(model.parameters()).device
+    cuda = [device.index or 0] if device.type == "cuda" else []
+    plain = torch.autocast(device.type, enabled=False)  # casts would hide parameters, and blur comparisons
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), plain:
+        for generator in [torch.default_generator, *(torch.cuda.default_generators[i] for i in cuda)]:
+            generator.manual_seed(0)
         yield
 
 
@@ -67,10 +70,19 @@ def whole_operators(model: nn.Module) -> Iterator[None]:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A deep copy; activations that the model kept from its last forward hang on a graph and are copied without it."""
+    """A deep copy. Activations kept from the last forward hang on a graph and are copied without it; objects whose
+    methods are hooks stay the user's own; parameters keep the attributes that were put on them."""
     kept = tree_leaves([{k: v for k, v in vars(m).items() if not k.startswith("_")} for m in model.modules()])
-    memo = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
+    memo: dict[int, Any] = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
+    for module in model.modules():
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            owner = getattr(hook, "__self__", None)
+            if owner is not None and not isinstance(owner, nn.Module):
+                memo[id(owner)] = owner
     try:
-        return copy.deepcopy(model, memo)
+        twin = copy.deepcopy(model, memo)
     except Exception as error:
         raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {line(error)}") from error
+    for old, new in zip(model.parameters(), twin.parameters(), strict=True):
+        vars(new).update(vars(old))
+    return twin

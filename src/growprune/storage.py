@@ -18,10 +18,12 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from growprune.checks import unwrapped
 from growprune.compact import MASK, held, keep_zero, places, put, refit
 from growprune.errors import GrowpruneError
+from growprune.groups import owner
 from growprune.running import tensors
 
 KEY = "growprune"
@@ -58,6 +60,8 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
     if not isinstance(model, nn.Module):
         raise GrowpruneError("load: build must be a function that makes the original, full-size network")
     values = unpack(facts, stored)
+    for name in set(values) - set(tensors(model)):
+        take_bias(model, name, values[name])
     compare(model, values, Path(path))
     where, old = places(model), tensors(model)
     for name, value in values.items():
@@ -70,6 +74,13 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
         for module, attribute in where[name]:
             keep_zero(module, attribute, unpack_bits(stored[f"{name}{BITS}"], values[name].shape))
     return model
+
+
+def take_bias(model: nn.Module, name: str, value: Tensor) -> None:
+    """A bias that folding gave to a layer without one has its place made; anything else is refused later."""
+    module = dict(model.named_modules()).get(owner(name))
+    if name.endswith(".bias") and isinstance(module, (_ConvNd, nn.Linear)) and module.bias is None:
+        module.register_parameter("bias", nn.Parameter(torch.zeros_like(value, device=module.weight.device)))
 
 
 def like(old: Tensor, value: Tensor) -> Tensor:

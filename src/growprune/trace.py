@@ -52,6 +52,8 @@ class Trace:
     streams: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     grouped: dict[str, Tensor] = field(default_factory=dict)
+    biases: dict[str, str] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
     norms: dict[str, str] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)
 
@@ -102,6 +104,7 @@ class Tracer(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.rules = rules
+        self.first = True  # a second run, in training mode, only ties what it meets
         self.names = {id(t): name for name, t in tensors(model).items()}
 
     def __torch_dispatch__(
@@ -145,9 +148,12 @@ class Tracer(TorchDispatchMode):
             shape = [1] * t.dim()
             shape[wide[0]] = -1
             return self.dimension(name, t, wide[0], "other").view(shape)
+        if name is not None:
+            self.trace.pinned.add(name)  # used as a whole, so it must stay whole
         return torch.full((1,) * t.dim(), FIXED)
 
     def mark(self, t: Tensor, labels: Tensor) -> None:
+        vars(t).pop("_made_by", None)  # an operator in place makes another value of the same tensor
         t._labels = labels  # type: ignore[attr-defined]
 
     def dimension(self, name: str, t: Tensor, dim: int, role: Role) -> Tensor:

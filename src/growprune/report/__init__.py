@@ -143,7 +143,8 @@ def table(result: Mapping[str, Any]) -> RenderableType:
 CAPTIONS = {
     "course": "Accuracy on the held-out images through training, pruning, removal (vertical drops) and fine-tuning. "
     "The shading is GReg-1's phases; the strip below shows everyone's.",
-    "separation": "Under the growing penalty the filters that are to go shrink, and the kept ones take over.",
+    "separation": "Under the growing penalty the filters that are to go shrink, and the kept ones take over. "
+    "Top right: cut off at a millionth.",
     "widths": "The first convolution of each residual block loses filters; what residual additions tie together stays.",
 }
 

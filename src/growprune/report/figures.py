@@ -55,17 +55,16 @@ def course(notes: Sequence[Note]) -> bytes:
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str]]) -> None:
-    """The last value beside each line, pushed apart where they would overlap."""
-    placed: list[tuple[float, float]] = []
+    """The last value beside each line that goes to the end, below one that ends earlier; none over another."""
+    last, beside = max(step for step, _, _ in ends), 200.0
     for step, value, colour in sorted(ends, key=lambda end: -end[1]):
-        height = value
-        while any(abs(height - other) < 5 and abs(step - at) < 1 for at, other in placed):
-            height -= 1
-        placed.append((step, height))
-        axes.text(
-            step, height, f"  {value:.1f}", color=colour, va="center", fontsize=9.5, fontweight="bold",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}, zorder=2.5,
-        )  # fmt: skip
+        height, offset = value, (0, -15)
+        if step == last:
+            height = beside = min(value, beside - 5)
+            offset = (21, 0)
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}
+        axes.annotate(f"{value:.1f}", (step, height), xytext=offset, textcoords="offset points", color=colour,
+                      ha="center", va="center", fontsize=9.5, fontweight="bold", bbox=box)  # fmt: skip
 
 
 def spans(notes: Iterable[Note]) -> list[tuple[str, float, float]]:
@@ -104,7 +103,7 @@ def separation(notes: Sequence[Note]) -> bytes:
     spread.set(xlabel="penalty λ", ylabel="std / mean of the filters' L1 norms", ylim=(0, None), xlim=(0, None))
     ratio.set(xlabel="penalty λ", ylabel="mean |w|, pruned / kept", yscale="log", ylim=(FLOOR * 0.8, 2), xlim=(0, None))
     spread.set_title("The norms spread", loc="left", fontsize=11, fontweight="bold")
-    ratio.set_title("What is pruned vanishes", loc="left", fontsize=11, fontweight="bold")
+    ratio.set_title("Pruned against kept", loc="left", fontsize=11, fontweight="bold")
     spread.legend(fontsize=7.5, frameon=False, ncols=1 if len(layers) < 8 else 2)
     for axes in (spread, ratio):
         axes.grid(color="#e5e5e5", lw=0.7)
