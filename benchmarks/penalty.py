@@ -1,7 +1,7 @@
 """What the penalty adds to a training step, as a ratio in one run: the same step with and without a pruner attached.
 
     python benchmarks/penalty.py [--device cpu|cuda] [--model resnet56] [--batch 256] [--scope filter|path] [--ku 1]
-                                 [--rounds 12] [--steps 20] [--graph] [--out results/penalty-cpu.json]
+                                 [--rounds 12] [--steps 20] [--graph] [--out results/penalty/cpu.json]
 
 Two identical networks train on the same random batch; blocks of steps alternate between them, so that whatever else the
 machine does falls on both. `--graph` captures each whole step in one CUDA graph and replays it. Ku = 1 is the worst
