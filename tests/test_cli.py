@@ -49,7 +49,7 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
         code, out, err = growprune_says(capsys, *arguments)
         assert (code, err) == (0, "")
         assert re.search(r"^  demo +Train, prune, fine-tune and compare: no download, no GPU\.$", out, re.MULTILINE)
-        assert re.search(r"^  measure +What a plan would give, before any training\.$", out, re.MULTILINE)
+        assert re.search(r"^  measure +What a network costs, or a plan would give\.$", out, re.MULTILINE)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,8 +86,7 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("demo --out FILE/below", "FILE/below: Not a directory; name another folder with --out"),
         ("demo --out .", "not a demo's folder; name another folder with --out"),
         ("measure", "Missing option '--model'"),
-        ("measure --model resnet56", "give either --ratios SPEC or --speedup X"),
-        ("measure --model resnet56 --ratios 0.5 --speedup 2", "give either --ratios SPEC or --speedup X"),
+        ("measure --model resnet56 --ratios 0.5 --speedup 2", "give --ratios SPEC or --speedup X, not both"),
         ("measure --model resnet56 --ratios", "'--ratios' requires an argument"),
         ("measure --model resnet56 --speedup 2 more", "more"),
         ("measure --model resnet65 --ratios 0.5", "did you mean 'resnet56'?"),
@@ -198,3 +197,10 @@ def test_measure_leaves_the_random_numbers_alone(capsys: pytest.CaptureFixture[s
     first = growprune_says(capsys, *arguments)
     torch.manual_seed(2)
     assert growprune_says(capsys, *arguments) == first
+
+
+def test_a_network_is_measured_without_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = growprune_says(capsys, "measure", "--model", "resnet20", "--json")
+    result = json.loads(out)
+    assert code == 0
+    assert result["macs"]["before"] == result["macs"]["after"] > 0

@@ -126,13 +126,13 @@ def measure(
     speedup: Annotated[float | None, typer.Option(help="How many times fewer MACs to plan for.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What a plan would give, before any training.
+    """What a network costs, or a plan would give.
 
-    Parameters and MACs before and after, the speed-up, and how many filters each layer would keep.
+    Before any training: parameters and MACs before and after, the speed-up, and how many filters each layer would keep.
     """
     shape = read_shape(input_)
-    if (ratios is None) == (speedup is None):
-        raise GrowpruneError("measure: give either --ratios SPEC or --speedup X")
+    if ratios is not None and speedup is not None:
+        raise GrowpruneError("measure: give --ratios SPEC or --speedup X, not both")
     result = plan(model, num_classes, shape, ratios, speedup)
     print(json.dumps(result, indent=2)) if as_json else show(plan_table(result))
 
@@ -166,7 +166,7 @@ def plan(
         raise GrowpruneError(f"--num-classes: {name} takes no such number; leave it out") from error
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     before = gp.measure(model, example)
-    asked = gp.Speedup(speedup) if ratios is None and speedup is not None else ratios or ""
+    asked: Any = ratios if ratios is not None else 0.0 if speedup is None else gp.Speedup(speedup)
     pruner = gp.Pruner(model, example, schedule=gp.OneShot(), ratios=asked)
     after = gp.measure(pruner.compact(), example)
     return {
@@ -186,7 +186,7 @@ def plan_table(result: dict[str, Any]) -> Any:
     from rich import box
     from rich.table import Table
 
-    shown = Table("", "before", "after", "factor", title=f"{result['model']}, ratios {result['ratios']}",
+    shown = Table("", "before", "after", "factor", title=f"{result['model']}, plan {result['ratios']}",
                   title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)  # fmt: skip
     for column in shown.columns[1:]:
         column.justify = "right"

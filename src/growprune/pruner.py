@@ -10,6 +10,7 @@ All the state there is: the step, the pruned units, the random generator, and wh
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -110,6 +111,14 @@ class Pruner:
                 pruned[layer.start : layer.start + count] = True
         small = removal.cut(self.model, self.groups, pruned)
         proof.prove(self.model, small, self.groups, pruned, self.example_input)
+
+    def __repr__(self) -> str:
+        units, every = int(self._pruned.sum()) if self._picked else "?", self.groups.units
+        what = "filters" if self.groups.granularity == "filter" else "weights"
+        return (
+            f"Pruner({type(self._asked).__name__}, {units} of {every} {what} go in {len(self._losing())} layers, "
+            f"{self.phase.value}, step {self.step_count} of {self.total_steps})"
+        )
 
     # -- what a loop asks ----------------------------------------------------------------------------------------
 
@@ -320,6 +329,12 @@ class Pruner:
                 f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step {self.step_count}"
             )
         self._follow_device()
+        if not self.done:
+            warnings.warn(
+                f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet "
+                "is cut off all the same",
+                stacklevel=2,
+            )
         checks.weights(self.model)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
