@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from growprune.criteria import OBD, Criterion, Taylor
     from growprune.errors import GrowpruneError
     from growprune.measurement import Measurement, latency, measure, sparsity, speedup
-    from growprune.pruner import Pruner, Separation
+    from growprune.pruner import Pruner
     from growprune.ratios import Global, Speedup
     from growprune.schedule import GReg1, GReg2, OneShot, Penalty, Phase, Schedule
+    from growprune.separation import Separation
     from growprune.storage import load, save
 
 __version__ = "0.1.0.dev0"
@@ -21,7 +22,8 @@ HOMES = {
     "criteria": ("OBD", "Criterion", "Taylor"),
     "errors": ("GrowpruneError",),
     "measurement": ("Measurement", "latency", "measure", "sparsity", "speedup"),
-    "pruner": ("Pruner", "Separation"),
+    "pruner": ("Pruner",),
+    "separation": ("Separation",),
     "ratios": ("Global", "Speedup"),
     "schedule": ("GReg1", "GReg2", "OneShot", "Penalty", "Phase", "Schedule"),
     "storage": ("load", "save"),

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from growprune import checks, criteria, groups, proof
+from growprune import checks, criteria, groups, proof, separation
 from growprune import compact as removal
 from growprune import ratios as _ratios
 from growprune.errors import GrowpruneError
@@ -27,20 +26,7 @@ from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
 from growprune.schedule import Ended, GReg1, GReg2, Penalty, Phase, Schedule
-
-
-@dataclass(frozen=True)
-class Separation:
-    """One layer's magnitudes, as tensors on the device: figure 1 of the paper.
-
-    `kept` and `pruned`: mean |w| of either set (NaN while it is empty); `spread`: the standard deviation of the units'
-    L1 norms over their mean; `norms`: those norms, one a unit.
-    """
-
-    kept: Tensor
-    pruned: Tensor
-    spread: Tensor
-    norms: Tensor
+from growprune.separation import Separation, later
 
 
 class Pruner:
@@ -279,15 +265,7 @@ class Pruner:
     def separation(self) -> dict[str, Separation]:
         """How far kept and pruned units have come apart, by layer that loses some; computed on the device."""
         self._follow_device()
-        values = tensors(self.model)
-        result = {}
-        for layer in self._losing():
-            weight = self._rows(layer, values).abs()
-            pruned = self._pruned[layer.start : layer.stop]
-            norms, mean = weight.sum(1), weight.mean(1)
-            kept_mean, pruned_mean = ((mean * part).sum() / part.sum() for part in (~pruned, pruned))
-            result[layer.name] = Separation(kept_mean, pruned_mean, norms.std(correction=0) / norms.mean(), norms)
-        return result
+        return separation.of(self._losing(), self._rows, tensors(self.model), self._pruned)
 
     def _watch_ratio(self) -> None:
         """The magnitude-ratio rule: end pushing when every layer's kept/pruned ratio is large enough.
@@ -398,19 +376,3 @@ class Pruner:
             "granularity": self.groups.granularity,
             "scope": self.scope,
         }
-
-
-def later(flag: Tensor) -> Callable[[], bool]:
-    """A flag on its way from the device: asked for much later, it has long arrived, and nobody waits."""
-    if not flag.is_cuda:
-        return partial(bool, flag)
-    host = torch.empty((), dtype=torch.bool, pin_memory=True)
-    host.copy_(flag, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-
-    def read() -> bool:
-        arrived.synchronize()
-        return bool(host)
-
-    return read

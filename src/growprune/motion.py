@@ -1,0 +1,192 @@
+"""What operators that compute no channels of their own do to labels: element by element, moving, reducing, resampling.
+
+The rules of layers and norms, and the table of all of them, are in `rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from growprune.trace import FIXED, NONE, Tracer, compressed, varying
+
+Args = Sequence[Any]
+Kwargs = Mapping[str, Any]
+
+
+def argument(func: Any, args: Args, kwargs: Kwargs, name: str) -> Any:
+    """An operator's argument by its name in the schema, its default if it was not given."""
+    for position, spec in enumerate(func._schema.arguments):
+        if spec.name == name:
+            return args[position] if position < len(args) else kwargs.get(name, spec.default_value)
+    raise KeyError(name)
+
+
+def along(labels: Tensor, dim: int, rank: int) -> Tensor:
+    """One label an index of dimension `dim` of a tensor of rank `rank`."""
+    shape = [1] * rank
+    shape[dim] = -1
+    return labels.view(shape)
+
+
+def blank(t: Tensor, label: int) -> Tensor:
+    return torch.full((1,) * t.dim(), label)
+
+
+def pointwise(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Operands that meet element by element tie their channels: a product as a gate does, the rest as an addition."""
+    result = next(t for t in tree_leaves(out) if isinstance(t, Tensor))
+    rank, gate = result.dim(), func._overloadpacket.__name__.rstrip("_") in ("mul", "div")
+    operands = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    acts = sorted((t for t in operands if hasattr(t, "_labels")), key=lambda t: -tracer.of(t).numel())
+    merged = torch.full((1,) * rank, NONE)
+    for t in acts:
+        labels = tracer.of(t).view((1,) * (rank - t.dim()) + tuple(tracer.of(t).shape))
+        merged = meet(tracer, merged, labels, spread(t, result), by_addition=not gate)
+    if not acts:
+        merged = torch.full((1,) * rank, FIXED)
+    for t in operands:
+        if not hasattr(t, "_labels"):
+            merged = meet_constant(tracer, merged, t, result, gate)
+    if not gate and len(acts) > 1 and tracer.first:
+        met = torch.cat([tracer.of(t).flatten() for t in acts])
+        tracer.trace.streams.append((torch.unique(met), tuple(result.shape[1:])))
+    for t in tree_leaves(out):
+        if isinstance(t, Tensor):
+            tracer.mark(t, merged)
+
+
+def spread(t: Tensor, result: Tensor) -> list[int]:
+    """The result's dimensions along which `t` is one number repeated."""
+    lead = result.dim() - t.dim()
+    return [d for d in range(result.dim()) if result.shape[d] > 1 and (d < lead or t.shape[d - lead] == 1)]
+
+
+def meet(tracer: Tracer, merged: Tensor, labels: Tensor, repeated: list[int], by_addition: bool) -> Tensor:
+    """Tie two operands' labels; one repeated across the other's channels (a spatial gate) belongs to none of them."""
+    if any(d in repeated for d in varying(merged)) and not any(d not in repeated for d in varying(labels)):
+        tracer.pin(labels)
+        return merged
+    tracer.tie(merged, labels, by_addition)
+    a, b = torch.broadcast_tensors(merged, labels)
+    return torch.where(a != NONE, a, b)
+
+
+def meet_constant(tracer: Tracer, merged: Tensor, t: Tensor, result: Tensor, gate: bool) -> Tensor:
+    """A parameter or buffer is cut along the one dimension where the channels vary; a plain constant cannot be."""
+    lead = result.dim() - t.dim()
+    meets = [d for d in varying(merged) if d >= lead and t.shape[d - lead] > 1]
+    name = tracer.name(t)
+    if not meets or name is None or len(meets) > 1:
+        if meets:
+            tracer.pin(merged)
+        if name is not None and t.numel() > 1:
+            tracer.trace.pinned.add(name)
+        return merged
+    own = tracer.dimension(name, t, meets[0] - lead, "scale" if gate else "shift")
+    tracer.tie(along(own, meets[0], result.dim()), merged)
+    return merged
+
+
+def same(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """The value passes unchanged (a dropout at rest, a clone, another dtype)."""
+    for t in tree_leaves(out):
+        if isinstance(t, Tensor) and t is not args[0]:
+            tracer.mark(t, tracer.of(args[0]))
+            if hasattr(args[0], "_made_by"):
+                t._made_by = args[0]._made_by  # type: ignore[attr-defined]
+
+
+def move(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Labels move as the data does: the same operator is run on them.
+
+    A channel dimension may be carried along whole, or flattened together with others; one that is split, sliced or
+    reordered has boundaries written into the model's code, so its channels stay.
+    """
+    x = args[0]
+    if out is x:  # squeeze_ and its like: the shape before is gone
+        tracer.give_up(func, args, kwargs, out)
+        return
+    before = tracer.of(x)
+    run = torch.ops.aten.reshape.default if func._overloadpacket.__name__ in ("view", "_unsafe_view") else func
+    rest = tree_map(lambda a: a.cpu() if isinstance(a, Tensor) else a, (list(args[1:]), dict(kwargs)))
+    moved = run(before.expand(x.shape), *rest[0], **{k: v for k, v in rest[1].items() if k != "memory_format"})
+    results = [moved] if isinstance(moved, Tensor) else list(moved)
+    for t, labels in zip((t for t in tree_leaves(out) if isinstance(t, Tensor)), results, strict=True):
+        after = compressed(labels)
+        if varying(before) and not whole(before, after):
+            tracer.pin(before)
+        tracer.mark(t, after)
+
+
+def whole(before: Tensor, after: Tensor) -> bool:
+    """Does the one channel dimension come through with every channel, in order, each repeated alike?"""
+    if len(varying(before)) != 1 or len(varying(after)) != 1:
+        return False
+    old, new = before.flatten(), after.flatten()
+    times = len(new) // len(old)
+    return torch.equal(new, old.repeat(times)) or torch.equal(new, old.repeat_interleave(times))
+
+
+def concatenate(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Along the channels the labels line up one after another; along another dimension the channels are tied."""
+    parts = [t for t in args[0] if t.numel()]
+    dim = (args[1] if len(args) > 1 else kwargs.get("dim", 0)) % out.dim()
+    labels = [tracer.of(t) for t in parts]
+    if all(d == dim for piece in labels for d in varying(piece)):
+        shapes = [[t.shape[dim] if d == dim else 1 for d in range(out.dim())] for t in parts]
+        tracer.mark(out, compressed(torch.cat([p.expand(s) for p, s in zip(labels, shapes, strict=True)], dim)))
+        return
+    merged = labels[0]
+    for piece in labels:
+        if dim in varying(piece):
+            tracer.pin(piece)
+        merged = meet(tracer, merged.narrow(dim, 0, 1), piece.narrow(dim, 0, 1), [], by_addition=True)
+    tracer.mark(out, merged)
+
+
+def reduce(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """A mean, sum or maximum over dimensions in which the channels do not vary."""
+    x, labels = args[0], tracer.of(args[0])
+    has_dim = any(spec.name == "dim" for spec in func._schema.arguments)
+    dims = argument(func, args, kwargs, "dim") if has_dim else None
+    given = [dims] if isinstance(dims, int) else dims
+    over = {d % x.dim() for d in given} if given else set(range(x.dim()))
+    if any(d in over for d in varying(labels)):
+        tracer.pin(labels)
+        labels = blank(x, NONE)
+    for t in tree_leaves(out):
+        if isinstance(t, Tensor):
+            shape = labels.shape if t.dim() == x.dim() else [n for d, n in enumerate(labels.shape) if d not in over]
+            tracer.mark(t, labels.reshape(shape))
+
+
+def resample(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Pooling and interpolation: every channel by itself, in dimension 1."""
+    labels = along(tracer.channels(args[0], 1), 1, args[0].dim())
+    for t in tree_leaves(out):
+        if isinstance(t, Tensor):
+            tracer.mark(t, compressed(labels))
+
+
+def pad(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Channels added as padding are written into the model's code: they stay, and so does what they meet."""
+    labels = tracer.of(args[0])
+    for step in range(len(args[1]) // 2):
+        dim, (low, high) = out.dim() - 1 - step, args[1][2 * step : 2 * step + 2]
+        if dim in varying(labels) and (low or high):
+            if low < 0 or high < 0:
+                tracer.pin(labels)
+            one = torch.full_like(labels.narrow(dim, 0, 1), FIXED)
+            labels = torch.cat([one] * max(low, 0) + [labels] + [one] * max(high, 0), dim)
+    if any(n not in (1, m) for n, m in zip(labels.shape, out.shape, strict=True)):
+        labels = blank(out, FIXED)
+    tracer.mark(out, labels)
+
+
+def constant(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """A new tensor that holds nothing of its arguments but their shape: left unmarked, as any constant is."""

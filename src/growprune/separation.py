@@ -1,0 +1,54 @@
+"""How far kept and pruned units have come apart: what the paper's figure 1 draws, computed on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from growprune.criteria import Rows
+from growprune.groups import Layer
+
+
+@dataclass(frozen=True)
+class Separation:
+    """One layer's magnitudes, as tensors on the device: figure 1 of the paper.
+
+    `kept` and `pruned`: mean |w| of either set (NaN while it is empty); `spread`: the standard deviation of the units'
+    L1 norms over their mean; `norms`: those norms, one a unit.
+    """
+
+    kept: Tensor
+    pruned: Tensor
+    spread: Tensor
+    norms: Tensor
+
+
+def of(layers: Iterable[Layer], rows: Rows, values: Mapping[str, Tensor], pruned: Tensor) -> dict[str, Separation]:
+    """The separation of each layer, by its name."""
+    result = {}
+    for layer in layers:
+        weight, gone = rows(layer, values).abs(), pruned[layer.start : layer.stop]
+        norms, mean = weight.sum(1), weight.mean(1)
+        kept_mean, pruned_mean = ((mean * part).sum() / part.sum() for part in (~gone, gone))
+        result[layer.name] = Separation(kept_mean, pruned_mean, norms.std(correction=0) / norms.mean(), norms)
+    return result
+
+
+def later(flag: Tensor) -> Callable[[], bool]:
+    """A flag on its way from the device: asked for much later, it has long arrived, and nobody waits."""
+    if not flag.is_cuda:
+        return partial(bool, flag)
+    host = torch.empty((), dtype=torch.bool, pin_memory=True)
+    host.copy_(flag, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> bool:
+        arrived.synchronize()
+        return bool(host)
+
+    return read
