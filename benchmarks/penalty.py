@@ -5,7 +5,8 @@
 
 Two identical networks train on the same random batch; blocks of steps alternate between them, so that whatever else the
 machine does falls on both. `--graph` captures each whole step in one CUDA graph and replays it. Ku = 1 is the worst
-case: λ changes at every step.
+case: λ changes at every step. `penalty_alone_ms` times the pruner's own part by itself, which a noisy machine
+blurs less than the difference of two long steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import growprune as gp
 from growprune import models
 
 
-def trainer(args: argparse.Namespace, prune: bool) -> tuple[Callable[[], None], gp.Pruner | None]:
+def trainer(args: argparse.Namespace, prune: bool) -> tuple[Callable[[], None], Callable[[], None]]:
     """A function that does one training step (forward, backward, update), with the penalty in it or not."""
     torch.manual_seed(0)
     net = models.create(args.model, num_classes=10).to(args.device)
@@ -42,7 +43,12 @@ def trainer(args: argparse.Namespace, prune: bool) -> tuple[Callable[[], None], 
         F.cross_entropy(net(x), y).backward()
         optimizer.step()
 
-    return (captured(step, pruner) if args.graph else step), pruner
+    def hooks() -> None:
+        """What the pruner adds to a step, by itself."""
+        pruner._before_step(optimizer, (optimizer,), {})
+        pruner.advance()
+
+    return (captured(step, pruner) if args.graph else step), hooks
 
 
 def captured(step: Callable[[], None], pruner: gp.Pruner | None) -> Callable[[], None]:
@@ -88,7 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     plain, _ = trainer(args, prune=False)
-    pushed, _ = trainer(args, prune=True)
+    pushed, hooks = trainer(args, prune=True)
     for step in (plain, pushed):
         block(step, args.steps, args.device)
     times: list[tuple[float, float]] = []
@@ -97,11 +103,13 @@ def main() -> None:
         taken = {id(step): block(step, args.steps, args.device) for step in order}
         times.append((taken[id(plain)], taken[id(pushed)]))
     ratios = [b / a for a, b in times]
+    alone = statistics.median(block(hooks, 20, args.device) for _ in range(9))
     result = {
         "benchmark": "penalty",
         "settings": {k: v for k, v in vars(args).items() if k != "out"},
         "plain_ms": statistics.median(a for a, _ in times),
         "with_penalty_ms": statistics.median(b for _, b in times),
+        "penalty_alone_ms": alone,
         "overhead": statistics.median(ratios) - 1,
         "overhead_rounds": [round(r - 1, 5) for r in ratios],
         "device": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
