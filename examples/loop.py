@@ -1,4 +1,4 @@
-"""Prune a network in a training loop of one's own: handwritten digits, a minute on a CPU.
+"""Prune a network in a training loop of one's own: handwritten digits, on a CPU.
 
 python examples/loop.py
 """
