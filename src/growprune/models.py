@@ -9,13 +9,17 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import safetensors.torch
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from growprune.errors import GrowpruneError, nearest
+from growprune.errors import GrowpruneError, line, nearest
+from growprune.storage import KEY, load
 
 # Convolution widths of the VGG family; "M" halves the image.
 VGG_PLANS: dict[int, tuple[int | str, ...]] = {
@@ -129,6 +133,61 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def fresh(name: str, num_classes: int | None) -> nn.Module:
+    """`create`, for a function of the user's that may take no `num_classes`."""
+    try:
+        return create(name, num_classes)
+    except TypeError as error:
+        if "num_classes" not in str(error):
+            raise
+        return create(name)
+
+
+def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str]) -> nn.Module:
+    """The network called `name` with trained weights: a run's folder, a file of `growprune.save`, a state dict in
+    safetensors, or one of torch.save (read without running any code in it)."""
+    path = Path(weights)
+    path = path / "model.safetensors" if path.is_dir() else path
+    if not path.is_file():
+        raise GrowpruneError(
+            f"weights '{weights}': no such file, or a folder without model.safetensors; give --weights, or train first"
+        )
+    if path.suffix == ".safetensors":
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            ours = f'"{KEY}"'.encode() in file.read(min(size, 1 << 26))
+        if ours:
+            return load(path, lambda: fresh(name, num_classes))
+    model = fresh(name, num_classes)
+    found = state_dict(path)
+    own = model.state_dict()
+    for names, what in ((set(own) - set(found), "lacks"), (set(found) - set(own), "has")):
+        if names:
+            raise GrowpruneError(f"{path}: of another network than {name}: it {what} '{sorted(names)[0]}'")
+    for key, value in own.items():
+        if found[key].shape != value.shape:
+            there, here = tuple(found[key].shape), tuple(value.shape)
+            raise GrowpruneError(f"{path}: of another network than {name}: '{key}' is {there}, not {here}")
+    model.load_state_dict(found)
+    return model
+
+
+def state_dict(path: Path) -> dict[str, Tensor]:
+    """A plain state dict, out of the usual wrappings."""
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise GrowpruneError(f"{path}: no state dict that can be read safely: {line(error)}") from error
+    for key in ("state_dict", "model_state_dict", "model", "net"):
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise GrowpruneError(f"{path}: not a state dict: save model.state_dict(), or use growprune.save")
+    return {key.removeprefix("module."): value for key, value in found.items()}
+
+
 def create(name: str, num_classes: int | None = None, **kwargs: Any) -> nn.Module:
     """Make the network called `name`, with fresh weights.
 
@@ -183,8 +242,8 @@ def _library(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        line = f"{name}:NAME needs the package {name}, which is not installed; run: pip install {name}"
-        raise GrowpruneError(line) from None
+        what = f"{name}:NAME needs the package {name}, which is not installed; run: pip install {name}"
+        raise GrowpruneError(what) from None
 
 
 def _from_function(module_name: str, function_name: str, kwargs: dict[str, Any]) -> nn.Module:

@@ -34,20 +34,22 @@ NUMBERS = ("groups", "num_groups", "num_features")
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a network (compacted, or any other) to `path`; a file already there is replaced only by a whole one."""
-    model = unwrapped(model)
-    stored, sparse = pack(model)
-    facts: dict[str, Any] = {
-        "format": FORMAT,
-        "numbers": {
-            name: {key: getattr(module, key) for key in NUMBERS if isinstance(getattr(module, key, None), int)}
-            for name, module in model.named_modules()
-        },
-        "held": sparse,
-    }
-    facts["numbers"] = {name: found for name, found in facts["numbers"].items() if found}
+    facts, stored = described(model)
+    facts["format"] = FORMAT
     unsigned = safetensors.torch.save(stored, {KEY: json.dumps(facts, sort_keys=True)})
     facts["sha256"] = digest(unsigned)
     write_whole(Path(path), safetensors.torch.save(stored, {KEY: json.dumps(facts, sort_keys=True)}))
+
+
+def described(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What is needed to build this network again: the facts that shapes do not tell, and the tensors."""
+    model = unwrapped(model)
+    stored, sparse = pack(model)
+    numbers = {
+        name: {key: getattr(module, key) for key in NUMBERS if isinstance(getattr(module, key, None), int)}
+        for name, module in model.named_modules()
+    }
+    return {"numbers": {name: found for name, found in numbers.items() if found}, "held": sparse}, stored
 
 
 def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Module:
@@ -59,10 +61,15 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
     model = build() if callable(build) and not isinstance(build, nn.Module) else None
     if not isinstance(model, nn.Module):
         raise GrowpruneError("load: build must be a function that makes the original, full-size network")
+    return rebuilt(model, facts, stored, Path(path))
+
+
+def rebuilt(model: nn.Module, facts: dict[str, Any], stored: dict[str, Tensor], path: Path) -> nn.Module:
+    """The full-size `model` narrowed to what `described` saw, with its values; `path` is for messages."""
     values = unpack(facts, stored)
     for name in set(values) - set(tensors(model)):
         take_bias(model, name, values[name])
-    compare(model, values, Path(path))
+    compare(model, values, path)
     where, old = places(model), tensors(model)
     for name, value in values.items():
         put(where[name], old[name], like(old[name], value))

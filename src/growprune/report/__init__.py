@@ -89,20 +89,19 @@ def comparison(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def costs(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def costs(result: Mapping[str, Any], head: str = "cost, whichever the way") -> list[tuple[str, ...]]:
     """Rows of the table of costs, its head first."""
     params, macs, latency = result["params"], result["macs"], result["latency"]
     factor = params["before"] / params["after"]
-    return [
-        ("cost, whichever the way", "before", "after", "factor"),
+    rows: list[tuple[str, ...]] = [
+        (head, "before", "after", "factor"),
         ("parameters", f"{params['before']:,}", f"{params['after']:,}", f"{factor:.2f}×"),
         ("MACs an image", f"{macs['before']:,}", f"{macs['after']:,}", f"{result['speedup']:.2f}×"),
-        (
-            "time of a forward pass",
-            *(f"{1e3 * latency[k]:.2f} ms" for k in ("before", "after")),
-            f"{latency['ratio']:.2f}×",
-        ),
     ]
+    if latency:
+        times = (f"{1e3 * latency[k]:.2f} ms" for k in ("before", "after"))
+        rows.append(("time of a forward pass", *times, f"{latency['ratio']:.2f}×"))
+    return rows
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
@@ -127,15 +126,29 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
 
 def table(result: Mapping[str, Any]) -> RenderableType:
     """The comparison for a terminal."""
-    parts: list[RenderableType] = []
-    for head, *rows in (comparison(result), costs(result)):
-        shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for column, name in enumerate(head):
-            shown.add_column(name, justify="right" if column else "left")
-        for row in rows:
-            shown.add_row(*row, style="bold" if row[0] == ACCURACIES["final"] else "")
-        parts.append(shown)
-    return Group(*parts, *(Text(f"{remark}\n") for remark in remarks(result)))
+    tables = (text_table(rows, ACCURACIES["final"]) for rows in (comparison(result), costs(result)))
+    return Group(*tables, *(Text(f"{remark}\n") for remark in remarks(result)))
+
+
+def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:
+    """Rows for a terminal, their head first; the row that begins with `strong` stands out. Cells are plain text."""
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for column, name in enumerate(rows[0]):
+        shown.add_column(Text(name), justify="right" if column else "left")
+    for row in rows[1:]:
+        shown.add_row(*map(Text, row), style="bold" if row[0] == strong else "")
+    return shown
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(8.44), duration(59.97), duration(245), duration(11_130)
+    ('8.4 s', '1 min 00 s', '4 min 05 s', '3 h 05 min')
+    """
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 # -- figures and the page --------------------------------------------------------------------------------------------
@@ -165,6 +178,8 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; marg
 h1 { font-size: 1.6rem } table { border-collapse: collapse; margin: 1.2rem 0 }
 th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #e5e5e5 }
 th:first-child, td:first-child { text-align: left; padding-left: 0 } th { border-color: #888 }
+.facts th, .facts td { text-align: left; vertical-align: top; overflow-wrap: anywhere } h2 { font-size: 1.2rem }
+.lead { font-size: 1.1rem } code { background: #f3f3f3; padding: .1rem .3rem; border-radius: 3px }
 figure { margin: 2rem 0 } img { max-width: 100%; height: auto } figcaption, footer { color: #666; font-size: .9rem }
 """
 
@@ -172,21 +187,31 @@ figure { margin: 2rem 0 } img { max-width: 100%; height: auto } figcaption, foot
 def page(result: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
     """One HTML file with the figures inside."""
     title = f"growprune demo: {result['speedup']:.1f}× fewer MACs"
-    parts = [f"<h1>{title}</h1>", html_table(comparison(result)), html_table(costs(result))]
+    parts = [html_table(comparison(result)), html_table(costs(result))]
     parts += [f"<p>{html.escape(remark)}</p>" for remark in remarks(result)]
-    for name, png in figures.items():
-        source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-        caption = html.escape(CAPTIONS[name])
-        parts.append(f'<figure><img alt="{name}" src="{source}"><figcaption>{caption}</figcaption></figure>')
+    parts += [html_figure(name, png, CAPTIONS[name]) for name, png in figures.items()]
     made = ", ".join(f"{key} {result['environment'][key]}" for key in ("growprune", "torch", "python", "platform"))
     parts.append(f"<footer>{html.escape(made)}; {result['seconds']:.0f} s in all</footer>")
+    return document(title, parts)
+
+
+def document(title: str, parts: Sequence[str]) -> str:
+    """A whole HTML page of parts that are HTML already; the title is text, and is the heading too."""
+    title = html.escape(title)
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+    body = "\n".join([f"<h1>{title}</h1>", *parts])
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
 
 
-def html_table(rows: Sequence[tuple[str, ...]]) -> str:
+def html_figure(name: str, png: bytes, caption: str) -> str:
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    return f'<figure><img alt="{name}" src="{source}"><figcaption>{html.escape(caption)}</figcaption></figure>'
+
+
+def html_table(rows: Sequence[tuple[str, ...]], kind: str = "") -> str:
+    """Rows as HTML, their head first; of kind "facts", the cells are words, not numbers."""
     lines = []
     for index, row in enumerate(rows):
         tag = "td" if index else "th"
         lines.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>")
-    return "<table>\n" + "\n".join(lines) + "\n</table>"
+    return f"<table{f' class={kind}' if kind else ''}>\n" + "\n".join(lines) + "\n</table>"

@@ -6,19 +6,31 @@ Drawn on matplotlib's Agg canvas without pyplot: no window, no global state, not
 from __future__ import annotations
 
 import io
+import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 Note = Mapping[str, Any]
+Point = tuple[float, float]
 
 INK, PALE = "#222222", "#8a8a8a"
 METHOD_COLOURS = ("#0b6e99", "#d1495b", "#e0a030", "#6a994e")
-PHASE_COLOURS = {"train": "#d9d9d9", "push": "#f3b391", "stabilize": "#f7d9a8", "fine-tune": "#b5d3e7"}
+PHASE_COLOURS = {
+    "train": "#d9d9d9",
+    "pick": "#d8c3dd",
+    "push": "#f3b391",
+    "stabilize": "#f7d9a8",
+    "fine-tune": "#b5d3e7",
+    "finetune": "#b5d3e7",
+}
 KEPT, PRUNED = "#0b6e99", "#e58a6c"
+DROP = "#d1495b"
 FLOOR = 1e-6
 """Where the ratio of magnitudes is cut off: below, a filter is zero for all purposes."""
 
@@ -79,10 +91,15 @@ def spans(notes: Iterable[Note]) -> list[tuple[str, float, float]]:
     return [(name, first, end) for name, (first, end) in result.items()]
 
 
-def draw_phases(axes: Axes, row: int, notes: Iterable[Note]) -> None:
-    for name, first, last in spans(notes):
+def draw_phases(axes: Axes, row: int, notes: Iterable[Note], above: bool = False) -> None:
+    """A bar a phase, with its name; one too short for it has it above, or none."""
+    found = spans(notes)
+    whole = max((last for _, _, last in found), default=0.0)
+    for name, first, last in found:
         axes.barh(row, last - first, left=first, height=0.74, color=PHASE_COLOURS[name], edgecolor="white", lw=1.2)
-        axes.text((first + last) / 2, row, name, ha="center", va="center", fontsize=8, color=INK)
+        fits = last - first > whole * 0.01 * len(name)
+        if fits or above:
+            axes.text((first + last) / 2, row if fits else row - 0.62, name, ha="center", va="center", fontsize=8)
 
 
 def separation(notes: Sequence[Note]) -> bytes:
@@ -132,21 +149,171 @@ def draw_norms(figure: Any, notes: Sequence[Note], layer: str) -> None:
 
 def widths(layers: Mapping[str, Sequence[int]]) -> bytes:
     """Filters of each layer, before and after."""
-    figure = canvas(7.2, 0.9 + 0.42 * len(layers))
+    height = min(0.42, max(0.17, 9 / len(layers)))  # of a row, in inches: a deep network still fits a page
+    size = 9 * min(1.0, height / 0.24)
+    figure = canvas(7.2, 0.9 + height * len(layers))
     axes = figure.subplots()
-    names = list(layers)
-    before, after = ([layers[name][i] for name in names] for i in (0, 1))
-    axes.barh(names, before, color="#d5e3ea", height=0.68, label="before")
-    axes.barh(names, after, color=KEPT, height=0.68, label="after")
-    for row, (full, left) in enumerate(zip(before, after, strict=True)):
-        axes.text(full + max(before) * 0.012, row, f"{full} → {left}", va="center", fontsize=9, color=INK)
-    axes.invert_yaxis()
-    axes.set(xlabel="filters", xlim=(0, max(before) * 1.13))
+    rows = range(len(layers))
+    before, after = ([layer[i] for layer in layers.values()] for i in (0, 1))
+    axes.barh(rows, before, color="#d5e3ea", height=0.68, label="before")
+    axes.barh(rows, after, color=KEPT, height=0.68, label="after")
+    for row, full, left in zip(rows, before, after, strict=True):
+        axes.text(full + max(before) * 0.012, row, f"{full} → {left}", va="center", fontsize=size, color=INK)
+    axes.set_yticks(rows, list(layers), parse_math=False)  # a name is no formula, even with a $ in it
+    axes.set(xlabel="filters", xlim=(0, max(before) * 1.15), ylim=(len(layers) - 0.4, -0.6))
     axes.set_title("Layer widths", loc="left", fontsize=12, fontweight="bold")
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    axes.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
     axes.tick_params(left=False)
     bare(axes)
+    axes.tick_params(axis="y", labelsize=size)
     return png(figure)
+
+
+# -- one run ---------------------------------------------------------------------------------------------------------
+
+
+def history(notes: Sequence[Note], base: float | None = None) -> bytes | None:
+    """Accuracy and loss of one run over its steps, its phases shaded and named below, removal as a vertical drop.
+
+    None where no note has either.
+    """
+    told = {"accuracy": points(with_drop(notes), "accuracy"), "loss": points(notes, "loss")}
+    told = {key: found for key, found in told.items() if found}
+    if not told:
+        return None
+    named = len(spans(notes)) > 1
+    heights = [{"accuracy": 3.4, "loss": 1.7}[key] for key in told] + [0.6] * named
+    figure = canvas(9.6, sum(heights) + 0.6)
+    panels: list[Axes] = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights).flat)
+    panels[0].set_title(f"{' and '.join(told)} over the run".capitalize(), loc="left", fontsize=12, fontweight="bold")
+    for (key, found), axes in zip(told.items(), panels, strict=False):
+        draw_accuracy(axes, found, notes, base) if key == "accuracy" else draw_loss(axes, found)
+        shade(axes, notes)
+    if named:
+        draw_phases(panels[-1], 0, notes, above=True)
+        panels[-1].set(ylim=(0.5, -0.85), yticks=[])
+        panels[-1].spines["left"].set_visible(False)
+    span(panels[-1], [step for found in told.values() for step, _ in found] + [0])
+    bare(*panels)
+    return png(figure)
+
+
+def with_drop(notes: Iterable[Note]) -> Iterable[Note]:
+    """At removal also the accuracy just before it, so that a line through the notes falls straight."""
+    for note in notes:
+        if note["phase"] == "removal":
+            yield {**note, "accuracy": note.get("before")}
+        yield note
+
+
+def draw_accuracy(axes: Axes, found: Sequence[Point], notes: Iterable[Note], base: float | None) -> None:
+    line(axes, found, KEPT, label="accuracy")
+    if base is not None:
+        axes.axhline(base, color=PALE, lw=1.2, ls="--", label=f"base network, {base:.1f} %")
+    for note in notes:
+        if note["phase"] == "removal" and known(note.get("before")) and known(note["accuracy"]):
+            label = f"removal, {note['before']:.1f} → {note['accuracy']:.1f} %"
+            axes.plot([note["step"]] * 2, [note["before"], note["accuracy"]], "o-", color=DROP, ms=4, lw=2, label=label)
+    values = [value for _, value in found] + ([base] if base is not None else [])
+    margin = max(1.0, 0.06 * (max(values) - min(values)))
+    axes.set(ylabel="accuracy (%)", ylim=(max(0.0, min(values) - margin), max(values) + margin))
+    label_ends(axes, [(*found[-1], KEPT)])
+    axes.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)
+    axes.grid(axis="y", color="#e5e5e5", lw=0.7)
+
+
+def draw_loss(axes: Axes, found: Sequence[Point]) -> None:
+    values = [value for _, value in found]
+    line(axes, found, INK)
+    if min(values) > 0 and max(values) > 20 * min(values):
+        axes.set_yscale("log")
+        axes.yaxis.set(major_locator=LogLocator(subs=(1.0, 2.0, 5.0)), major_formatter="{x:g}", minor_formatter="")
+    axes.set_ylabel("training loss")
+    axes.grid(axis="y", color="#e5e5e5", lw=0.7)
+
+
+def penalty(notes: Iterable[Note]) -> bytes | None:
+    """λ over the steps, and below how kept and pruned magnitudes come apart; None where no note has either.
+
+    A thin line a layer, a thick one for their median.
+    """
+    notes = [n for n in notes if n["stage"] == "prune"]
+    lambdas = points(notes, "lambda")
+    layers = magnitudes(notes)
+    heights = [1.7] * any(value for _, value in lambdas) + [3.2] * bool(layers)
+    if not heights:
+        return None
+    figure = canvas(9.6, sum(heights) + 0.6)
+    panels: list[Axes] = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights).flat)
+    panels[0].set_title("Under the growing penalty", loc="left", fontsize=12, fontweight="bold")
+    if any(value for _, value in lambdas):
+        line(panels[0], lambdas, INK)
+        panels[0].set(ylabel="penalty λ", ylim=(0, None))
+    if layers:
+        draw_magnitudes(panels[-1], layers)
+    for axes in panels:
+        shade(axes, notes)
+        axes.grid(axis="y", color="#e5e5e5", lw=0.7)
+    span(panels[-1], [n["step"] for n in notes])
+    bare(*panels)
+    return png(figure)
+
+
+def magnitudes(notes: Iterable[Note]) -> dict[str, dict[str, list[Point]]]:
+    """ "kept" and "pruned": by layer, its mean magnitude at each step where it has one, cut off at FLOOR."""
+    result: dict[str, dict[str, list[Point]]] = {}
+    for note in notes:
+        for layer, found in (note.get("layers") or {}).items():
+            for which in ("kept", "pruned"):
+                if known(found[which]):
+                    course = result.setdefault(which, {}).setdefault(layer, [])
+                    course.append((note["step"], max(found[which], FLOOR)))
+    return result
+
+
+def draw_magnitudes(axes: Axes, layers: Mapping[str, Mapping[str, Sequence[Point]]]) -> None:
+    for which, colour in (("kept", KEPT), ("pruned", PRUNED)):
+        together: dict[float, list[float]] = {}
+        for course_of_one in layers.get(which, {}).values():
+            line(axes, course_of_one, colour, lw=0.8, alpha=0.35)
+            for step, value in course_of_one:
+                together.setdefault(step, []).append(value)
+        if together:
+            middle = [(step, statistics.median(values)) for step, values in together.items()]
+            line(axes, middle, colour, lw=2.4, label=f"{which}, median of {len(layers[which])} layers")
+    axes.set(ylabel="mean |w|", yscale="log")
+    axes.legend(loc="lower left", frameon=True, framealpha=0.9, edgecolor="none", fontsize=9)
+
+
+# -- lines over steps ------------------------------------------------------------------------------------------------
+
+
+def known(value: Any) -> bool:
+    """A number, and a finite one."""
+    return value is not None and math.isfinite(value)
+
+
+def points(notes: Iterable[Note], key: str) -> list[Point]:
+    """Steps and values of the notes that have one."""
+    return [(n["step"], n[key]) for n in notes if known(n.get(key))]
+
+
+def line(axes: Axes, found: Sequence[Point], colour: str, lw: float = 1.8, **how: Any) -> None:
+    """A single point has no line: it is a dot."""
+    steps, values = zip(*found, strict=True)
+    axes.plot(steps, values, color=colour, lw=lw, marker="o" if len(found) == 1 else "", ms=4, **how)
+
+
+def shade(axes: Axes, notes: Iterable[Note]) -> None:
+    for name, first, last in spans(notes):
+        axes.axvspan(first, last, color=PHASE_COLOURS[name], alpha=0.28, lw=0)
+
+
+def span(axes: Axes, steps: Sequence[float]) -> None:
+    """The steps there are, and room for the last value; under the lowest panel."""
+    first, last = min(steps), max(steps)
+    axes.set(xlabel="training steps", xlim=(first, last + 0.07 * max(last - first, 1)))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
 # -- the canvas ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,234 @@
+"""Convolutions that a training step may use in place of cuDNN's, where a trial shows that they are faster.
+
+    few      3×3, up to 64 channels on either side: our kernels, which pad channels in registers
+    aligned  any: channels filled up with zeros to multiples of eight, then cuDNN
+
+Both compute what the layer computes, up to rounding. Odd widths are what pruning leaves: 1, 3 and 6 filters of 16, 32
+and 64 at ratio 0.9. Activations are bfloat16 with channels last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+try:
+    import triton
+
+    from growprune import kernels
+except ImportError:  # no Triton on this platform: its kernels are then never offered
+    triton = kernels = None  # type: ignore[assignment]
+
+WIDEST = 64
+"""More channels than this are cuDNN's own ground."""
+
+
+def suits(module: nn.Module) -> bool:
+    """Can these kernels stand in for this layer?"""
+    return (
+        triton is not None
+        and type(module) is nn.Conv2d
+        and module.kernel_size == (3, 3)
+        and module.stride == module.padding == module.dilation == (1, 1)
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and module.bias is None
+        and max(module.in_channels, module.out_channels) <= WIDEST
+    )
+
+
+def block(channels: int) -> int:
+    """The power of two that holds them, 16 at least: the tensor cores' own step."""
+    return max(16, 1 << (channels - 1).bit_length())
+
+
+def launch_convolve(x: Tensor, weight: Tensor, flip: bool) -> Tensor:
+    """The convolution of x, or with `flip` the gradient of its input."""
+    n, c, height, width = x.shape
+    k = weight.shape[1 if flip else 0]
+    out_stride, in_stride = (weight.stride(1), weight.stride(0)) if flip else weight.stride()[:2]
+    y = torch.empty((n, k, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+    pixels, bm = n * height * width, 256
+    kernels.convolve[(triton.cdiv(pixels, bm),)](
+        x, weight, y, height, width, pixels, out_stride, in_stride, weight.stride(2), weight.stride(3),
+        C=c, K=k, FLIP=flip, BM=bm, BC=block(c), BK=block(k), num_warps=4 if max(c, k) <= 16 else 8,
+    )  # fmt: skip
+    return y
+
+
+def launch_correlate(x: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the weight, laid out as the weight is."""
+    n, c, height, width = x.shape
+    k, pixels = grad.shape[1], n * height * width
+    bm, bq = 64, min(256 if c <= 16 else 128, block(9 * c))
+    columns = triton.cdiv(9 * c, bq)
+    parts = max(1, min(triton.cdiv(264, columns), triton.cdiv(pixels, bm)))
+    chunk = triton.cdiv(triton.cdiv(pixels, parts), bm) * bm
+    out = torch.empty((parts, weight.numel()), dtype=torch.float32, device=x.device)
+    kernels.correlate[(parts, columns)](
+        x, grad, out, height, width, pixels, chunk, weight.numel(), *weight.stride(),
+        C=c, K=k, BM=bm, BQ=bq, BK=block(k), num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out.sum(0).as_strided(weight.shape, weight.stride())
+
+
+def last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("growprune::convolve", mutates_args=())
+def convolve(x: Tensor, weight: Tensor) -> Tensor:
+    return launch_convolve(last(x), weight, flip=False)
+
+
+@torch.library.custom_op("growprune::convolve_backward", mutates_args=())
+def convolve_backward(grad: Tensor, x: Tensor, weight: Tensor, needs_input: bool) -> tuple[Tensor, Tensor]:
+    grad = last(grad)
+    at_input = launch_convolve(grad, weight, flip=True) if needs_input else grad.new_empty(0)
+    return at_input, launch_correlate(last(x), grad, weight)
+
+
+@convolve.register_fake
+def _(x: Tensor, weight: Tensor) -> Tensor:
+    n, _, height, width = x.shape
+    return x.new_empty((n, weight.shape[0], height, width)).contiguous(memory_format=torch.channels_last)
+
+
+@convolve_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, needs_input: bool) -> tuple[Tensor, Tensor]:
+    at_input = torch.empty_like(x, memory_format=torch.channels_last) if needs_input else grad.new_empty(0)
+    return at_input, torch.empty_like(weight)
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor]:
+    x, weight = ctx.saved_tensors
+    at_input, at_weight = convolve_backward(grad, x, weight, ctx.needs_input_grad[0])
+    return (at_input if ctx.needs_input_grad[0] else None), at_weight
+
+
+convolve.register_autograd(_backward, setup_context=_setup)
+
+
+# -- in a network --------------------------------------------------------------------------------------------------
+
+
+class FewChannels(nn.Conv2d):
+    """A convolution by the kernels above."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = convolve(input.to(torch.bfloat16), self.weight)
+        return out
+
+
+class Aligned(nn.Conv2d):
+    """A convolution whose channels are filled up with zeros to multiples of eight, which is what cuDNN is fast at."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        more_in, more_out = -self.in_channels % 8, -self.out_channels % 8
+        weight = F.pad(self.weight, (0, 0, 0, 0, 0, more_in, 0, more_out))
+        out = F.conv2d(F.pad(input, (0, 0, 0, 0, 0, more_in)), weight, None, self.stride, self.padding, self.dilation)
+        out = out[:, : self.out_channels]
+        return out if self.bias is None else out + self.bias.view(1, -1, 1, 1).to(out.dtype)
+
+
+VARIANTS: dict[str, type[nn.Conv2d]] = {"few": FewChannels, "aligned": Aligned}
+
+
+@contextmanager
+def swapped(model: nn.Module, variants: Mapping[str, str]) -> Iterator[None]:
+    """Inside, the named layers compute by another kind of convolution: the same numbers, up to rounding."""
+    modules = {model.get_submodule(name): VARIANTS[kind] for name, kind in variants.items()}
+    try:
+        for module, kind in modules.items():
+            module.__class__ = kind
+        yield
+    finally:
+        for module in modules:
+            module.__class__ = nn.Conv2d
+
+
+def candidates(module: nn.Conv2d) -> list[str]:
+    plain = module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    odd = bool(module.in_channels % 8 or module.out_channels % 8) and module.in_channels > 3
+    return [*(["few"] if suits(module) else []), *(["aligned"] if plain and odd else [])]
+
+
+def faster(model: nn.Module, example: Tensor) -> dict[str, str]:
+    """By layer, the kind of convolution that is faster than cuDNN's on this input, forward and backward together."""
+    shapes = seen(model, example)
+    best: dict[tuple[Any, ...], str] = {}
+    result: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if type(module) is not nn.Conv2d or name not in shapes:
+            continue
+        key = (shapes[name], module.weight.shape, module.stride, module.padding, module.dilation, module.bias is None)
+        if key not in best:
+            times = {kind: layer_time(module, shapes[name], kind) for kind in ("", *candidates(module))}
+            best[key] = min(times, key=lambda kind: times[kind])
+        if best[key]:
+            result[name] = best[key]
+    return result
+
+
+@torch.no_grad()
+def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
+    """The shapes that convolutions get, from one forward pass (in eval mode, so that nothing changes)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    hooks = []
+    for name, module in model.named_modules():
+        if type(module) is nn.Conv2d and candidates(module):
+            hooks.append(module.register_forward_pre_hook(lambda _, x, name=name: shapes.update({name: x[0].shape})))
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.autocast(example.device.type, torch.bfloat16):
+            model(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes:
+            module.training = training
+    return shapes
+
+
+def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: int = 10) -> float:
+    """Seconds of a layer's forward and backward, captured as a CUDA graph so that only the device counts."""
+    x = torch.randn(shape, device=module.weight.device).to(torch.bfloat16, memory_format=torch.channels_last)
+    x.requires_grad_(shape[1] > 3)
+    wanted = [t for t in (x, *module.parameters()) if t.requires_grad]
+
+    def run() -> None:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False), swapped(module, {"": kind} if kind else {}):
+            out = module(x)
+        torch.autograd.grad(out, wanted, torch.ones_like(out))
+
+    return graph_time(run, repeats)
+
+
+def graph_time(run: Callable[[], None], repeats: int) -> float:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            run()
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / repeats)
+    return min(times)

@@ -1,0 +1,182 @@
+"""Running jobs: one alone, several side by side on one GPU, or one in many processes; and stopping them.
+
+Ctrl-C and SIGTERM end a run after its present step, saved. Threads, determinism and signals are put back afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from growprune import distributed
+from growprune.config import Config
+from growprune.errors import GrowpruneError
+from growprune.measurement import measure, sparsity
+from growprune.outcome import environment
+from growprune.reading import cores
+from growprune.report.progress import Progress
+from growprune.run import Folder
+from growprune.step import determinism
+from growprune.train import Job, StoppedError
+
+
+def run(config: Config, out: Path, quiet: bool = False) -> dict[str, Any]:
+    """Do, or go on with, the run that `config` describes, in the folder `out`; returns what result.json says."""
+    device = usable(config.device)
+    config = replace(config, device=device.partition(":")[0])
+    world, device = distributed.join(device)
+    folder = Folder.claim(out, config) if world.first else None
+    try:
+        finished: dict[str, Any] | None = distributed.from_first(world, folder.result if folder else None)
+        if finished is not None:
+            return finished
+        with Progress(quiet=quiet or not world.first) as progress, surroundings(config):
+            job = Job(config, folder, device, world, progress)
+            with heeding([job]):
+                for _ in together([job]):
+                    pass
+        return job.result
+    except GrowpruneError:
+        if folder is not None:
+            folder.abandon()
+        raise
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+def side_by_side(configs: Sequence[tuple[Config, Path]], parallel: int, quiet: bool = False) -> list[dict[str, Any]]:
+    """Several runs on one GPU, `parallel` at a time, each giving what it gives alone."""
+    results: dict[int, dict[str, Any]] = {}
+    queue = list(enumerate(configs))
+    folders: list[Folder] = []
+
+    def start(number: int, config: Config, out: Path) -> Job | None:
+        config = replace(config, device=usable(config.device).partition(":")[0])
+        folder = Folder.claim(out, config)
+        folders.append(folder)
+        if folder.result is not None:
+            results[number] = folder.result
+            return None
+        return Job(config, folder, usable(config.device), progress=Progress(out.name, quiet))
+
+    def jobs() -> Iterator[Job]:
+        for number, (config, out) in queue:
+            job = start(number, config, out)
+            if job is not None:
+                numbers[id(job)] = number
+                running.append(job)
+                yield job
+
+    numbers: dict[int, int] = {}
+    running: list[Job] = []
+    try:
+        with surroundings(configs[0][0]), heeding(running):
+            for job in together(jobs(), parallel):
+                results[numbers[id(job)]] = job.result
+                running.remove(job)
+    finally:
+        for folder in folders:
+            folder.close()
+    return [results[number] for number in range(len(configs))]
+
+
+def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[Job]:
+    """Advance up to `parallel` jobs in turn, a step each, every one on its own stream; gives each when it is done."""
+    waiting = iter(jobs)
+    working: list[tuple[Job, Iterator[None]]] = []
+    over = object()
+    while True:
+        while len(working) < parallel and (job := next(waiting, None)) is not None:
+            working.append((job, job.work()))
+        if not working:
+            return
+        for pair in list(working):
+            with torch.cuda.stream(pair[0].stream):
+                if next(pair[1], over) is over:
+                    working.remove(pair)
+                    yield pair[0]
+
+
+@contextmanager
+def surroundings(config: Config) -> Iterator[None]:
+    """Threads and determinism as the configuration has them, afterwards as before."""
+    threads = torch.get_num_threads()
+    if config.device == "cpu":
+        torch.set_num_threads(config.threads or cores())
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        with determinism(config.deterministic):
+            yield
+    except RuntimeError as error:
+        if config.deterministic and "deterministic" in str(error):
+            raise GrowpruneError(f"--deterministic: {str(error).splitlines()[0]}") from error
+        raise
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cudnn.allow_tf32 = tf32
+
+
+@contextmanager
+def heeding(jobs: Sequence[Job]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the jobs at their next step, saved; at once where there is nothing to save, or the second
+    time."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        asked.append(number)
+        if len(asked) > 1 or all(job.settled for job in jobs):
+            raise StoppedError(max((job.before + job.done for job in jobs), default=0), number)
+        for job in jobs:
+            job.stopping = True
+
+    try:
+        before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where signals are someone else's
+        before = {}
+    try:
+        yield
+    except StoppedError as stopped:
+        raise StoppedError(stopped.step, asked[-1] if asked else signal.SIGINT) from None
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def usable(name: str) -> str:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name if name.startswith(("cpu", "cuda")) else "none")
+    except (RuntimeError, AssertionError) as error:
+        raise GrowpruneError(f"device: '{name}' cannot be used here; give auto, cpu or cuda") from error
+    return name
+
+
+def tested(config: Config) -> dict[str, Any]:
+    """`growprune eval`: what trained weights give on the test images."""
+    device = usable(config.device)
+    with surroundings(replace(config, device=device)):
+        job = Job(replace(config, device=device), None, device)
+        cost = measure(job.net, job.images.example())
+        return {
+            "model": config.model,
+            "weights": str(getattr(config, "weights", None)),
+            "data": config.data,
+            "images": job.images.sizes["test"],
+            "accuracy": job.test(job.net, exact=True),
+            "params": cost.params,
+            "macs": cost.macs,
+            "sparsity": sparsity(job.net),
+            "environment": environment(job.device, 1),
+        }

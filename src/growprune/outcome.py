@@ -1,0 +1,71 @@
+"""What a finished run says of itself: the contents of result.json."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from growprune import __version__, ratios, recipe
+from growprune.config import Config, Prune
+from growprune.feeds import Images
+from growprune.measurement import latency, measure, sparsity, speedup
+
+
+def of(config: Config, images: Images, base: nn.Module, net: nn.Module, device: str, **known: Any) -> dict[str, Any]:
+    """The result of a run that made `net` out of `base`; `known` is what the run itself kept count of."""
+    example = images.example()
+    full, left = measure(base, example), measure(net, example)
+    pushed = config if isinstance(config, Prune) else None
+    schedule = recipe.schedule(pushed) if pushed else None
+    return {
+        "command": config.command,
+        "params": {"before": full.params, "after": left.params},
+        "macs": {"before": full.macs, "after": left.macs},
+        "speedup": speedup(full, left),
+        "sparsity": max(1 - left.params / full.params, sparsity(net)),
+        "model": config.model,
+        "data": config.data,
+        "images": images.sizes,
+        "latency": times(base, net, images, device) if pushed else None,
+        "seed": config.seed,
+        "schedule": {"name": type(schedule).__name__, **asdict(schedule)} if schedule else None,
+        "criterion": pushed.criterion if pushed else None,
+        "granularity": pushed.granularity if pushed else None,
+        "scope": pushed.scope if pushed else None,
+        "ratios": ratios.write(ratios.read(recipe.ratios(pushed))) if pushed else None,
+        "epochs": {"finetune" if pushed else "train": config.epochs},
+        **known,
+    }
+
+
+def times(base: nn.Module, net: nn.Module, images: Images, device: str) -> dict[str, Any]:
+    """Seconds of a forward pass before and after, in float32."""
+    batch = 256 if device.startswith("cuda") else 16
+    x = torch.zeros(batch, *images.shape, device=device)
+    slow, fast = (latency(each, x, repeats=10) for each in (base, net))
+    return {"before": slow, "after": fast, "ratio": slow / fast, "batch": batch}
+
+
+def environment(device: str, world: int) -> dict[str, Any]:
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
+    return {
+        "growprune": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device.partition(":")[0],
+        "device_name": name,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "world": world,
+    }
+
+
+def shown(choice: Mapping[str, Any]) -> dict[str, Any]:
+    """A choice as a result tells it: how many layers have our kernels, not which."""
+    return {key: len(value) if key == "kernels" else value for key, value in choice.items()}

@@ -1,0 +1,308 @@
+"""One training step: augment, forward, backward, penalty, update.
+
+On a CPU, or with several processes, it runs eagerly. On a GPU the whole of it is captured once as a CUDA graph and
+replayed; `choose` first measures which precision, layout, kernels and compilation are fastest for this network here.
+Nothing in a step reads from the device, and whatever happens in it depends on the step's number alone: order of
+images, crops, learning rate and random numbers are functions of (seed, stage, step), so there is no such state to save.
+
+A step whose loss or gradient is not finite changes no weight, and no step after it does; `check` then names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from growprune import convolutions, distributed
+from growprune.distributed import World
+from growprune.errors import GrowpruneError
+from growprune.pruner import Pruner
+from growprune.running import leaves
+
+
+class NonFiniteError(GrowpruneError):
+    """The loss or a gradient is NaN or infinite; `step` counts within the stage."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"the loss or a gradient is not finite at step {step}")
+        self.step = step
+
+
+class Feed(Protocol):
+    """Where a step's images come from."""
+
+    def prepare(self, step: int) -> None:
+        """On the host, before the step."""
+
+    def __call__(self, count: Tensor) -> tuple[Tensor, Tensor]:
+        """On the device, in the step: images (uint8) and labels."""
+        raise NotImplementedError
+
+    def normalized(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a step computes what it computes; `ms` is what it took when it was chosen."""
+
+    precision: str = "fp32"
+    layout: str = "contiguous"
+    compiled: bool = False
+    kernels: Mapping[str, str] = field(default_factory=dict)  # layer -> kind of convolution
+    ms: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        own = f"{len(self.kernels)} layers with our kernels" if self.kernels else ""
+        parts = [self.precision, self.layout, "compiled" if self.compiled else "", own]
+        return ", ".join(part for part in parts if part) + (f": {self.ms:.2f} ms a step" if self.ms else "")
+
+
+class Step:
+    """The training step of one network in one stage."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        feed: Feed,
+        rates: Sequence[float],
+        *,
+        device: str,
+        seeds: tuple[int, int] = (0, 0),
+        smoothing: float = 0.0,
+        world: World | None = None,
+    ) -> None:
+        self.net, self.optimizer, self.feed, self.rates = net, optimizer, feed, rates
+        self.device, self.seeds, self.smoothing, self.world = device, seeds, smoothing, world or World()
+        self.cuda = device.startswith("cuda")
+        self.parameters = [p for p in net.parameters() if p.requires_grad]
+        self.pruner: Pruner | None = None
+        self.choice = Choice()
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.trained: nn.Module = net
+        self.loss_of: Callable[[Tensor, Tensor], Tensor] = self.loss
+        self.all_rates = torch.tensor([*rates, 0.0], device=device) if self.cuda else torch.zeros(0)
+        self.count = torch.zeros(1, dtype=torch.long, device=device)  # the next step's number in this stage
+        self.good = torch.zeros((), device=device)  # steps whose numbers were all finite
+        self.bad = torch.zeros((), device=device)  # 1 from the first step on that was not
+        self.lost = torch.zeros((), dtype=torch.double, device=device)  # sum of losses since the last note
+        for p in self.parameters:
+            optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+
+    # -- what a step computes --------------------------------------------------------------------------------------
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        low = self.choice.precision == "bf16"
+        x = self.feed.normalized(x, torch.bfloat16 if low else torch.float32)
+        last = self.choice.layout == "channels_last"
+        x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        with torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=low, cache_enabled=False):
+            out = self.trained(x)
+        logits = out if isinstance(out, Tensor) else next(iter(leaves(out)))  # auxiliary heads come after
+        return F.cross_entropy(logits.float(), y, label_smoothing=self.smoothing)
+
+    def once(self) -> None:
+        """One step, eagerly, or into the graph that is being captured."""
+        x, y = self.feed(self.count)
+        with convolutions.swapped(self.net, self.choice.kernels):
+            loss = self.loss_of(x, y)
+            if self.world.size > 1:  # DistributedDataParallel averages gradients on their way into .grad
+                self.optimizer.zero_grad()
+                loss.backward()
+            else:
+                found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+                for p, grad in zip(self.parameters, found, strict=True):
+                    p.grad = grad
+        self.guard(loss.detach())
+        if self.cuda:
+            self.optimizer.param_groups[0]["lr"].copy_(self.all_rates.index_select(0, self.count)[0])
+        self.optimizer.step()
+        self.count.add_(1)
+        self.lost.add_(loss.detach())
+
+    @torch.no_grad()
+    def guard(self, loss: Tensor) -> None:
+        """Find out whether all gradients are finite, and see to it that the update is not done if not: on a GPU the
+        fused optimizer skips it, without telling the host; on a CPU this raises."""
+        norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None])
+        norm = torch.stack([n.float() for n in norms]).sum()
+        if self.world.size == 1:
+            norm = norm + loss
+        self.bad.copy_(torch.maximum(self.bad, (~norm.isfinite()).float()))
+        self.good.add_(1 - self.bad)
+        if self.cuda:
+            self.optimizer.found_inf = self.bad  # type: ignore[attr-defined]
+        else:
+            self.check()
+
+    def check(self) -> None:
+        """Raise if a step was not finite; waits for the device."""
+        if bool(self.bad):
+            raise NonFiniteError(int(self.good))
+
+    # -- doing it ----------------------------------------------------------------------------------------------------
+
+    def __call__(self, step: int) -> None:
+        """Do step number `step` of the stage."""
+        self.feed.prepare(step)
+        self.seed(step)
+        if self.graph is not None:
+            self.graph.replay()
+            if self.pruner is not None:
+                self.pruner.advance()
+            return
+        if not self.cuda:
+            self.optimizer.param_groups[0]["lr"] = self.rates[min(step, len(self.rates) - 1)]
+        self.once()
+
+    def seed(self, step: int) -> None:
+        """What a network draws at random (dropout) in this step."""
+        number = mixed(*self.seeds, step, self.world.rank)
+        torch.default_generator.manual_seed(number)
+        if self.cuda:
+            torch.cuda.default_generators[torch.device(self.device).index or 0].manual_seed(number)
+
+    def start(self, step: int) -> None:
+        """Go on at this step."""
+        self.count.fill_(step)
+        self.good.fill_(step)
+
+    # -- making it fast ----------------------------------------------------------------------------------------------
+
+    def use(self, choice: Choice) -> None:
+        """Compute in this way from now on; eagerly, until `capture`."""
+        self.choice, self.graph = choice, None
+        last = torch.channels_last if choice.layout == "channels_last" else torch.contiguous_format
+        self.net.to(memory_format=last)
+        for p in self.parameters:
+            state = self.optimizer.state[p]
+            state["momentum_buffer"] = torch.empty_like(p).copy_(state["momentum_buffer"])
+            p.grad = None
+        if self.world.size > 1:
+            self.trained = distributed.parallel(self.world, self.net, self.device)
+        self.loss_of = torch.compile(self.loss, dynamic=False) if choice.compiled else self.loss
+
+    def capture(self, attach: Callable[[], None] = lambda: None) -> None:
+        """Warm up, leave everything as it was, then record the step, with what `attach` hangs on the optimizer."""
+        with self.left_as_found():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    self.once()
+            torch.cuda.current_stream().wait_stream(side)
+        attach()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.once()
+        self.graph = graph
+
+    def milliseconds(self, steps: int = 10) -> float:
+        """What a captured step takes: the least of three rounds; everything is left as it was."""
+        assert self.graph is not None
+        best = math.inf
+        with self.left_as_found():
+            for _ in range(4):  # the first warms up
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(steps):
+                    self.graph.replay()
+                torch.cuda.synchronize()
+                best = min(best, (time.perf_counter() - start) / steps * 1e3)
+        return best
+
+    @contextmanager
+    def left_as_found(self) -> Iterator[None]:
+        """Weights, statistics, momentum and counters afterwards as before."""
+        mine = [self.count, self.good, self.bad, self.lost, *self.net.parameters(), *self.net.buffers()]
+        mine += [state["momentum_buffer"] for state in self.optimizer.state.values()]
+        before = [t.detach().clone() for t in mine]
+        self.count.clamp_(max=max(0, len(self.rates) - 40))
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for now, then in zip(mine, before, strict=True):
+                    now.copy_(then)
+
+
+def mixed(*numbers: int) -> int:
+    """One number of 63 bits out of several.
+
+    >>> mixed(0, 1, 2)
+    2907050525928808288
+    """
+    digest = hashlib.sha256(",".join(map(str, numbers)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+# -- which way is fastest --------------------------------------------------------------------------------------------
+
+WORTH_COMPILING = 90.0
+"""Seconds that a stage must be going to last before compilation, which takes half a minute, is tried."""
+
+
+def choose(step: Step, asked: Any, steps: int, say: Callable[[str], None]) -> Choice:
+    """The fastest way to compute this step on this GPU, by trying; what `asked` (a Config) fixes stays fixed."""
+
+    def trial(choice: Choice) -> Choice:
+        try:
+            step.use(choice)
+            step.capture()
+            found = step.milliseconds()
+        except torch.cuda.OutOfMemoryError:
+            found = math.inf
+        step.graph = None
+        return Choice(choice.precision, choice.layout, choice.compiled, choice.kernels, found)
+
+    layouts = ["channels_last", "contiguous"] if asked.layout == "auto" else [asked.layout]
+    precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
+    best = min((trial(Choice(each, layouts[0])) for each in precisions), key=pace)
+    best = min([best, *(trial(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
+    if asked.kernels != "off" and best.precision == "bf16" and best.layout == "channels_last":
+        found = convolutions.faster(step.net, step.feed.normalized(step.feed(step.count)[0], torch.bfloat16))
+        if found:
+            best = min([best, trial(Choice(best.precision, best.layout, False, found))], key=pace)
+    if asked.compile == "on" or (asked.compile == "auto" and steps * pace(best) / 1e3 > WORTH_COMPILING):
+        started = time.perf_counter()
+        compiled = trial(Choice(best.precision, best.layout, True, best.kernels))
+        took = time.perf_counter() - started
+        say(f"compiled in {took:.0f} s: {pace(compiled):.2f} ms a step instead of {pace(best):.2f}")
+        best = compiled if asked.compile == "on" else min([best, compiled], key=pace)
+    if pace(best) == math.inf:
+        raise GrowpruneError("the GPU's memory does not hold one training step: choose a smaller --batch")
+    return best
+
+
+def pace(choice: Choice) -> float:
+    return math.inf if choice.ms is None else choice.ms
+
+
+@contextmanager
+def determinism(wanted: bool) -> Iterator[None]:
+    """The same bits each time on a GPU; else the fastest kernels that cuDNN finds by trying."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+    )
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not wanted, wanted
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before[1:]

@@ -1,0 +1,483 @@
+"""A run from its first step to its result: train, or push, remove and fine-tune. Stops and goes on at any step.
+
+    stages of `train`: train                 stages of `prune`: prune (pick · push · stabilize) ─► removal ─► finetune
+
+`Job.work` is the loop. It is a generator that stops after every step, so that several jobs can share one GPU, each on
+its own stream, and so that a signal is heeded between two steps. All that a job needs to go on is in `Job.tree`: the
+network, momentum, the pruner's state, how far it is, what was measured and chosen. Everything else follows from the
+configuration and the step's number.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import growprune.report.run as page
+from growprune import distributed, models, outcome, recipe, storage
+from growprune.compact import calibrate
+from growprune.config import Config, Prune, rates
+from growprune.distributed import World
+from growprune.errors import GrowpruneError, line
+from growprune.feeds import Images
+from growprune.pruner import Pruner
+from growprune.report.events import Events
+from growprune.report.progress import Progress
+from growprune.run import MODEL, REPORT, RESULT, Folder
+from growprune.step import Choice, NonFiniteError, Step, choose, determinism
+
+CHECKED_EVERY = 200
+"""Steps between two looks at whether all was finite, on a GPU; until then a bad step has changed nothing."""
+
+TEST_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of training with its own optimizer; `number` tells its random numbers from the others'."""
+
+    name: str
+    number: int
+    batch: int
+
+
+STAGES = {"train": (("train", 0),), "prune": (("prune", 1), ("finetune", 2))}
+
+
+class StoppedError(Exception):
+    """Someone asked the run to stop; all is saved."""
+
+    def __init__(self, step: int, signal: int = 2) -> None:
+        super().__init__(f"stopped at step {step}; all is saved")
+        self.step, self.signal = step, signal
+
+
+class Job:
+    """One run. `folder` is None in all processes but the first."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Folder | None,
+        device: str,
+        world: World | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.config, self.folder, self.device, self.world = config, folder, device, world or World()
+        self.progress = progress or Progress(quiet=True)
+        self.cuda = device.startswith("cuda")
+        self.stream = torch.cuda.Stream(device) if self.cuda else None
+        self.stages = [
+            Stage(name, number, config.prune_batch if isinstance(config, Prune) and name == "prune" else config.batch)
+            for name, number in STAGES[config.command]
+        ]
+        for stage in self.stages:
+            self.world.check("--prune-batch" if stage.name == "prune" else "--batch", stage.batch)
+        self.images = Images(config, device, self.world)
+        self.at, self.done, self.before = 0, 0, 0  # the stage, steps done in it, steps of the stages before
+        self.accuracy: dict[str, float | None] = dict.fromkeys(
+            ("base", "before_removal", "after_removal", "final", "best")
+        )
+        self.choices: dict[str, Any] = {}
+        self.kept: dict[str, list[int]] = {}
+        self.seconds = 0.0
+        self.stopping, self.settled = False, True
+        self.pruner: Pruner | None = None
+        self.step: Step | None = None
+        self.begun = self.saved = self.noted = time.perf_counter()
+        self.noted_at = self.timed_at = 0
+        self.events: Events | None = None
+        self.net = self.network()
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def work(self) -> Iterator[None]:
+        """All that is left to do, step by step."""
+        tree = self.resumed()
+        while self.at < len(self.stages):
+            stage = self.stages[self.at]
+            step = self.enter(stage, tree)
+            if tree is None:
+                if stage.name == "prune":
+                    self.note(stage, "start")
+                self.save()
+            tree = None
+            while not self.over(stage):
+                phase = self.phase(stage)
+                self.settled = False
+                step(self.done)
+                self.done += 1
+                self.progress.step(self.done, phase=phase, penalty=self.penalty())
+                if self.due(stage, phase):
+                    self.note(stage, phase)
+                elif self.done % CHECKED_EVERY == 0:
+                    self.check()
+                yield
+                if self.interrupted():
+                    self.save()
+                    raise StoppedError(self.before + self.done)
+                if time.perf_counter() - self.saved >= self.config.save_every:
+                    self.save()
+            self.leave(stage)
+        self.finish()
+
+    def enter(self, stage: Stage, tree: Mapping[str, Any] | None) -> Step:
+        """Everything a stage needs: optimizer, pruner, and the step in the way that is fastest here."""
+        config, net = self.config, self.net.train()
+        feed = self.images.feed(stage.batch, stage.number)
+        self.epoch = feed.epoch_steps
+        if stage.name == "prune":
+            self.pruner = self.made_pruner()
+            self.steps = self.pruner.total_steps
+            table = [config.prune_lr] * self.steps if isinstance(config, Prune) else []
+        else:
+            self.steps = config.epochs * self.epoch
+            table = rates(config.lr, config.epochs, self.epoch, config.warm_up)
+        first = table[0] if table else 0.0
+        optimizer = torch.optim.SGD(
+            net.parameters(), torch.tensor(first, device=self.device) if self.cuda else first, config.momentum,
+            weight_decay=config.weight_decay, nesterov=config.nesterov, fused=self.cuda,
+        )  # fmt: skip
+        self.step = step = Step(
+            net, optimizer, feed, table, device=self.device, seeds=(config.seed, stage.number),
+            smoothing=config.label_smoothing, world=self.world,
+        )  # fmt: skip
+        if tree is not None:
+            self.take_up(step, tree)
+        step.start(self.done)
+        feed.prepare(self.done)
+        step.use(self.chosen(stage, step))
+        pruner = self.pruner if stage.name == "prune" else None
+
+        def attach() -> None:
+            if pruner is not None and self.steps:
+                pruner.attach(optimizer)
+
+        if self.cuda and self.world.size == 1 and not self.over(stage):
+            step.pruner = pruner
+            step.capture(attach)
+        else:
+            attach()
+        self.progress.begin(stage.name, self.steps, self.done)
+        self.noted, self.timed_at = time.perf_counter(), self.done
+        return step
+
+    def leave(self, stage: Stage) -> None:
+        """What ends a stage: removal after pruning, and on to the next."""
+        if stage.name == "prune":
+            self.remove(stage)
+        elif self.done == 0:
+            self.note(stage, self.phase(stage))
+        self.before += self.done
+        self.at, self.done, self.noted_at, self.step = self.at + 1, 0, 0, None
+        self.progress.end()
+
+    def over(self, stage: Stage) -> bool:
+        return self.pruner.done if stage.name == "prune" and self.pruner is not None else self.done >= self.steps
+
+    def phase(self, stage: Stage) -> str:
+        return self.pruner.phase.value if stage.name == "prune" and self.pruner is not None else stage.name
+
+    def penalty(self) -> float | None:
+        return self.pruner.penalty().pruned if self.pruner is not None and not self.pruner.done else None
+
+    def due(self, stage: Stage, phase: str) -> bool:
+        """Is a note due: at the end of some epochs, of a phase, of the stage?"""
+        every = self.config.eval_every * self.epoch
+        if stage.name == "prune":  # long, and nobody reads 500 notes
+            every = max(every, self.steps // 50 // self.epoch * self.epoch)
+        return self.done % every == 0 or self.over(stage) or self.phase(stage) != phase
+
+    def interrupted(self) -> bool:
+        if self.world.size > 1 and self.done % 10:
+            return False
+        return distributed.anyone(self.world, self.stopping, self.device)
+
+    def check(self) -> None:
+        assert self.step is not None
+        try:
+            self.step.check()
+        except NonFiniteError as error:
+            raise self.not_finite(error) from None
+
+    def not_finite(self, error: NonFiniteError) -> GrowpruneError:
+        where = f"; the last good checkpoint stays: {self.folder.path}" if self.folder else ""
+        stage, epoch = self.stages[self.at].name, error.step / self.epoch
+        return GrowpruneError(
+            f"the loss or a gradient is not finite at step {self.before + error.step} ({stage}, epoch {epoch:.1f}): "
+            f"stopped before it changed any weight; try a lower learning rate{where}"
+        )
+
+    # -- what it starts from -----------------------------------------------------------------------------------------
+
+    def network(self) -> nn.Module:
+        """The network as the configuration has it: fresh by the seed, or with trained weights."""
+        config, weights = self.config, getattr(self.config, "weights", None)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(config.seed)
+            if weights:
+                net = models.restore(config.model, self.images.classes, weights)
+            else:
+                net = models.fresh(config.model, self.images.classes)
+        net = net.to(self.device)
+        self.try_out(net)
+        distributed.same_weights(self.world, net)
+        return net
+
+    @torch.no_grad()
+    def try_out(self, net: nn.Module) -> None:
+        """Does it take these images, and tell these classes apart? Better said now than after the first epoch."""
+        twin = copy.deepcopy(net).eval()
+        shape = "x".join(map(str, self.images.shape))
+        try:
+            out = twin(self.images.example())
+        except RuntimeError as error:
+            raise GrowpruneError(
+                f"{self.config.model} does not take images of {shape} ({self.config.data}): {line(error)}"
+            ) from error
+        if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] < self.images.classes:
+            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise GrowpruneError(
+                f"{self.config.model} gives {got} for one image; {self.config.data} has {self.images.classes} classes"
+            )
+
+    def made_pruner(self) -> Pruner:
+        config = self.config
+        assert isinstance(config, Prune)
+        pruner = Pruner(
+            self.net, self.images.example(), recipe.schedule(config), recipe.criterion(config, self.images),
+            recipe.ratios(config), config.granularity, config.scope, config.coupled,
+            [name.strip() for name in config.ignore.split(",") if name.strip()], config.seed,
+        )  # fmt: skip
+        self.agree(pruner)
+        return pruner
+
+    def agree(self, pruner: Pruner) -> None:
+        """Every process prunes what the first picked."""
+        if self.world.size > 1:
+            pruner.load_state_dict(distributed.from_first(self.world, pruner.state_dict()))
+
+    # -- how it computes ---------------------------------------------------------------------------------------------
+
+    def chosen(self, stage: Stage, step: Step) -> Choice:
+        """As it was chosen before, or else by trying; on a CPU there is nothing to choose."""
+        if stage.name in self.choices:
+            return Choice(**self.choices[stage.name])
+        config = self.config
+        left = self.steps - self.done
+        if not self.cuda or self.world.size > 1 or not left:
+            low = config.precision == "bf16" or (self.cuda and config.precision == "auto")
+            last = config.layout == "channels_last" or (self.cuda and config.layout == "auto")
+            choice = Choice(
+                "bf16" if low else "fp32", "channels_last" if last else "contiguous", config.compile == "on"
+            )
+        else:
+            choice = choose(step, config, left, self.progress.say)
+            self.progress.say(f"{stage.name}: chose {choice}")
+            if config.deterministic:
+                with determinism(False):
+                    free = choose(step, replace(config, compile="off"), left, lambda _: None)
+                self.progress.say(f"deterministic: {choice.ms:.2f} ms a step instead of {free.ms:.2f}")
+                self.choices["deterministic"] = {"ms": choice.ms, "free_ms": free.ms}
+        self.choices[stage.name] = choice.to_json()
+        return choice
+
+    # -- tests and notes ---------------------------------------------------------------------------------------------
+
+    def test(self, net: nn.Module, exact: bool = False) -> float:
+        """Accuracy on the test images, in percent; `exact`: in float32, whatever the training step computes in."""
+        modes = [(module, module.training) for module in net.modules()]
+        net.eval()
+        right, seen = (torch.zeros((), device=self.device, dtype=torch.double) for _ in range(2))
+        low = not exact and self.step is not None and self.step.choice.precision == "bf16"
+        with torch.no_grad(), torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=low):
+            for x, y in self.images.tested(TEST_BATCH):
+                right += (net(x).argmax(1) == y).sum()
+                seen += len(y)
+        for module, training in modes:
+            module.training = training
+        distributed.total(self.world, right), distributed.total(self.world, seen)
+        return round(100 * float(right) / float(seen), 4)
+
+    def estimated(self, net: nn.Module) -> nn.Module:
+        """A copy with batch-norm statistics estimated anew: while filters shrink, the running ones lag behind."""
+        twin = copy.deepcopy(net)
+        calibrate(twin, [x for x, _ in self.images.sample(self.sample_batch())])
+        return twin
+
+    def sample_batch(self) -> int:
+        return min(256, self.stages[self.at].batch if self.at < len(self.stages) else self.config.batch)
+
+    def note(self, stage: Stage, phase: str) -> None:
+        """Test, and write down how things stand."""
+        assert self.step is not None
+        self.check()
+        pushing = stage.name == "prune"
+        if pushing and phase == "pick" and self.phase(stage) != "pick" and self.pruner is not None:
+            self.agree(self.pruner)
+        accuracy = self.test(self.estimated(self.net) if pushing else self.net)
+        count, timed = self.done - self.noted_at, self.done - self.timed_at
+        record: dict[str, Any] = {
+            "stage": stage.name,
+            "phase": phase,
+            "step": self.before + self.done,
+            "epoch": round(self.done / self.epoch, 4),
+            "accuracy": accuracy,
+            "loss": float(self.step.lost) / count if count else None,
+            "lr": self.step.rates[self.done - 1] if self.done else None,
+            "seconds": round(self.elapsed(), 3),
+            "ms": round((time.perf_counter() - self.noted) / timed * 1e3, 3) if timed else None,
+        }
+        if pushing and self.pruner is not None:
+            record |= {
+                "lambda": self.pruner.schedule.at(max(0, self.done - 1)).pruned,
+                "layers": magnitudes(self.pruner),
+            }
+        elif stage.name == self.stages[-1].name:
+            self.accuracy["best"] = max(accuracy, self.accuracy["best"] or 0.0)
+        self.step.lost.zero_()
+        self.write(record)
+        self.progress.step(self.done, phase=phase, accuracy=accuracy, loss=record["loss"], ms=record["ms"])
+        self.noted, self.noted_at, self.timed_at = time.perf_counter(), self.done, self.done
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            self.folder.note(record)
+        if self.events is not None:
+            self.events.note(dict(record))
+
+    # -- removal and result ------------------------------------------------------------------------------------------
+
+    def remove(self, stage: Stage) -> None:
+        """The smaller network in place of the pushed one."""
+        pruner = self.pruner
+        assert pruner is not None
+        before = self.test(self.estimated(self.net), exact=True)
+        base = self.base_accuracy()
+        batches = [x for x, _ in self.images.sample(self.sample_batch())]
+        small = pruner.compact(calibrate=batches)
+        if pruner.groups.granularity == "weight":
+            calibrate(small, batches)
+        after = self.test(small, exact=True)
+        self.kept = {name: [mask.numel(), int(mask.sum())] for name, mask in pruner.masks().items()}
+        self.accuracy |= {"base": base, "before_removal": before, "after_removal": after}
+        record: dict[str, Any] = {
+            "stage": stage.name,
+            "phase": "removal",
+            "step": self.before + self.done,
+            "accuracy": after,
+        }
+        record |= {"epoch": round(self.done / self.epoch, 4), "before": before, "loss": None, "lr": None, "ms": None}
+        if pruner.groups.granularity == "filter":
+            record["gone"] = {name: (~mask).nonzero().flatten().tolist() for name, mask in pruner.masks().items()}
+        self.write(record | {"seconds": round(self.elapsed(), 3)})
+        self.net, self.pruner = small, None
+
+    def base_accuracy(self) -> float:
+        return self.test(self.network(), exact=True)
+
+    def finish(self) -> None:
+        """Write the network, the result, and what people look at; result.json last, for it means: finished."""
+        final = self.test(self.net, exact=True)
+        self.accuracy |= {"final": final, "best": max(final, self.accuracy["best"] or 0.0)}
+        self.net.to(memory_format=torch.contiguous_format)
+        result = outcome.of(
+            self.config, self.images, self.network(), self.net, self.device, accuracy=self.accuracy, steps=self.before,
+            seconds=round(self.elapsed(), 3), widths=self.kept,
+            choices={name: outcome.shown(choice) for name, choice in self.choices.items()},
+            environment=outcome.environment(self.device, self.world.size),
+        )  # fmt: skip
+        if self.folder is not None:
+            storage.save(self.net, self.folder.path / MODEL)
+            self.folder.write(REPORT, page.page(result, self.folder.notes()).encode())
+            self.folder.write(RESULT, json.dumps(result, indent=2).encode() + b"\n")
+            self.folder.tidy()
+        if self.events is not None:
+            self.events.close()
+        self.result = result
+
+    # -- stopping and going on ---------------------------------------------------------------------------------------
+
+    def elapsed(self) -> float:
+        return self.seconds + time.perf_counter() - self.begun
+
+    def save(self) -> None:
+        """A checkpoint of this very step; never one of a run gone bad."""
+        self.check()
+        if self.folder is not None:
+            self.folder.save(self.before + self.done, self.tree())
+        self.saved, self.settled = time.perf_counter(), True
+
+    def tree(self) -> dict[str, Any]:
+        assert self.step is not None
+        facts, tensors = storage.described(self.net)
+        names = {id(p): name for name, p in self.net.named_parameters()}
+        return {
+            "at": self.at,
+            "done": self.done,
+            "before": self.before,
+            "facts": facts,
+            "net": tensors,
+            "momentum": {names[id(p)]: s["momentum_buffer"] for p, s in self.step.optimizer.state.items()},
+            "pruner": None if self.pruner is None else self.pruner.state_dict(),
+            "lost": self.step.lost,
+            "noted_at": self.noted_at,
+            "accuracy": self.accuracy,
+            "choices": self.choices,
+            "kept": self.kept,
+            "seconds": self.elapsed(),
+            "threads": torch.get_num_threads(),
+        }
+
+    def resumed(self) -> dict[str, Any] | None:
+        """The last good checkpoint's tree, in every process; the network is then the one it holds."""
+        loaded = self.folder.latest(self.config.to_json()) if self.folder is not None else None
+        for notice in loaded.notices if loaded else ():
+            self.progress.say(notice)
+        if self.folder is not None and self.config.tensorboard:
+            self.events = Events(self.folder.path, loaded.step if loaded else 0)
+        tree: dict[str, Any] | None = distributed.from_first(self.world, loaded.tree if loaded else None)
+        if tree is None:
+            return None
+        self.at, self.done, self.before = tree["at"], tree["done"], tree["before"]
+        self.accuracy, self.choices, self.kept = tree["accuracy"], tree["choices"], tree["kept"]
+        self.seconds, self.begun = tree["seconds"], time.perf_counter()
+        fresh = models.fresh(self.config.model, self.images.classes)
+        where = self.folder.path if self.folder else Path()
+        self.net = storage.rebuilt(fresh, tree["facts"], tree["net"], where).to(self.device)
+        if not self.cuda and tree["threads"] != torch.get_num_threads():
+            torch.set_num_threads(tree["threads"])  # sums would round differently
+        self.progress.say(f"going on at step {self.before + self.done}")
+        return tree
+
+    def take_up(self, step: Step, tree: Mapping[str, Any]) -> None:
+        """Into a stage that was left in its middle."""
+        own = dict(self.net.named_parameters())
+        for name, momentum in tree["momentum"].items():
+            step.optimizer.state[own[name]]["momentum_buffer"].copy_(momentum)
+        step.lost.copy_(tree["lost"])
+        self.noted_at = tree["noted_at"]
+        if self.pruner is not None and tree["pruner"] is not None:
+            self.pruner.load_state_dict(tree["pruner"])
+            self.steps = self.pruner.total_steps
+
+
+def magnitudes(pruner: Pruner) -> dict[str, dict[str, Any]]:
+    """How far kept and pruned units have come apart, by layer; None for what is not picked yet. Of filters also every
+    one's L1 norm and which are to go."""
+    result: dict[str, dict[str, Any]] = {}
+    for name, found in pruner.separation().items():
+        means = {"kept": float(found.kept), "pruned": float(found.pruned), "spread": float(found.spread)}
+        result[name] = {key: value if math.isfinite(value) else None for key, value in means.items()}
+        if pruner.groups.granularity == "filter":
+            gone = (~pruner.masks()[name]).nonzero().flatten().tolist()
+            result[name] |= {"norms": [float(f"{norm:.5g}") for norm in found.norms.tolist()], "gone": gone}
+    return result

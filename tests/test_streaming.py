@@ -1,0 +1,299 @@
+"""Streamed images: what stands where depends on the seeds alone, and nothing that breaks makes it hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from growprune import streaming
+from growprune.data import Folder, load
+from growprune.errors import GrowpruneError
+from growprune.reading import picture
+from growprune.streaming import Streamed
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on a single core
+
+Batches = list[tuple[Tensor, Tensor]]
+SIZE = 16
+
+
+def some(height: int, width: int, seed: int) -> Image.Image:
+    """Smooth, as photographs are: JPEG keeps it nearly."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def write(root: Path, each: int = 9, ext: str = "jpg") -> None:
+    for split, count in (("train", each), ("test", each - 4)):
+        for k, name in enumerate(("ant", "bee", "cat")):
+            place = root / split / name
+            place.mkdir(parents=True)
+            for i in range(count):
+                some(30 + i, 45 - i, 100 * k + i).save(place / f"{i}.{ext}")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("images")
+    write(found)
+    return found
+
+
+@pytest.fixture
+def made() -> Iterator[Any]:
+    """Streamed, closed in the end."""
+    open_ones: list[Streamed] = []
+
+    def make(root: Path, batch: int = 4, workers: int = 0, **options: Any) -> Streamed:
+        dataset = load(str(root), stream=True)
+        open_ones.append(Streamed(dataset, options.pop("device", "cpu"), batch, workers, SIZE, **options))
+        return open_ones[-1]
+
+    yield make
+    for streamed in open_ones:
+        streamed.close()
+
+
+def same(a: Batches, b: Batches) -> bool:
+    pairs = list(zip(a, b, strict=True))
+    return bool(pairs) and all(torch.equal(x, u) and torch.equal(y, v) for (x, y), (u, v) in pairs)
+
+
+def test_an_epoch_has_each_image_once_at_most(root: Path, made: Any) -> None:
+    streamed = made(root)
+    assert streamed.steps == 27 // 4
+    epoch = list(streamed.epoch(0, 0, 0))
+    assert [tuple(x.shape) for x, _ in epoch] == [(4, 3, SIZE, SIZE)] * 6
+    assert all(x.dtype == torch.uint8 and x.is_contiguous(memory_format=torch.channels_last) for x, _ in epoch)
+    labels = torch.cat([y for _, y in epoch])
+    assert labels.dtype == torch.int64
+    assert labels.bincount(minlength=3).max() <= 9
+    assert len(torch.cat([x for x, _ in epoch]).flatten(1).unique(dim=0)) == 24
+
+
+def test_chance_is_that_of_its_arguments(root: Path, made: Any) -> None:
+    streamed = made(root)
+    before = torch.get_rng_state()
+    first = list(streamed.epoch(1, 2, 3))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(5)
+    assert same(list(streamed.epoch(1, 2, 3)), first)
+    for other in ((0, 2, 3), (1, 3, 3), (1, 2, 4)):
+        assert not same(list(streamed.epoch(*other)), first)
+
+
+def test_workers_ranks_and_entry_change_nothing(root: Path, made: Any) -> None:
+    alone, helped = made(root), made(root, workers=2)
+    whole = list(alone.epoch(0, 1, 2))
+    before = torch.get_rng_state()
+    assert same(list(helped.epoch(0, 1, 2)), whole)
+    assert torch.equal(torch.get_rng_state(), before)
+    for streamed in (alone, helped):
+        for start in (0, 2, 5):
+            assert same(list(streamed.epoch(0, 1, 2, start=start)), whole[start:])
+        assert not list(streamed.epoch(0, 1, 2, start=6))
+        left = next(streamed.epoch(0, 1, 2))  # and the rest of it is never asked for
+        assert same([left], whole[:1])
+        ranks = [list(streamed.epoch(0, 1, 2, rank=rank, world=2)) for rank in range(2)]
+        assert all(len(y) == 2 for rank in ranks for _, y in rank)
+        together = [(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(ranks[0], ranks[1], strict=True)]
+        assert same(together, whole)
+
+
+def test_a_test_in_the_middle_of_an_epoch(root: Path, made: Any) -> None:
+    streamed = made(root, workers=1)
+    whole = list(streamed.epoch(0, 0, 0))
+    epoch = streamed.epoch(0, 0, 0)
+    begun = [next(epoch), next(epoch)]
+    assert sum(len(y) for _, y in streamed.test()) == 15
+    assert same([*begun, *epoch], whole)
+
+
+def test_the_test_view_is_the_middle_in_order(root: Path, made: Any) -> None:
+    from torchvision.transforms import v2
+
+    streamed = made(root)
+    test = list(streamed.test(size=4))
+    assert [len(y) for _, y in test] == [4, 4, 4, 3]
+    assert torch.cat([y for _, y in test]).tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    view = v2.Compose([v2.Resize(18, antialias=True), v2.CenterCrop(SIZE)])
+    folder = load(str(root)).test
+    assert isinstance(folder, Folder)
+    for image, file in zip(torch.cat([x for x, _ in test]), folder.files, strict=True):
+        by_pil = view(torch.from_numpy(picture(file)).permute(2, 0, 1))
+        assert (image.int() - by_pil.int()).abs().max() <= 3  # two JPEG decoders may round differently
+    shared = [list(streamed.test(size=2, rank=rank, world=2)) for rank in range(2)]
+    assert [sum(len(y) for _, y in rank) for rank in shared] == [8, 7]
+    assert torch.equal(shared[1][0][0][0], test[0][0][1])
+    assert not list(streamed.test(rank=15, world=16))
+
+
+def test_training_sees_random_parts_and_mirror_images(tmp_path: Path, made: Any) -> None:
+    """A picture whose red rises to the right and green downwards shows what was cut out of it, and whether mirrored."""
+    ramp = np.zeros((100, 100, 3), np.uint8)
+    ramp[:, :, 0], ramp[:, :, 1] = np.arange(100) * 2, np.arange(100)[:, None] * 2
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(100):
+                Image.fromarray(ramp).save(tmp_path / split / name / f"{i}.png")
+    images = torch.cat([x for x, _ in made(tmp_path, batch=50).epoch(0, 0, 0)]).float()
+    across = images[:, 0, 8, -1] - images[:, 0, 8, 0]
+    down = images[:, 1, -1, 8] - images[:, 1, 0, 8]
+    assert 70 < int((across < 0).sum()) < 130
+    assert (down > 0).all()
+    area = across.abs() * down / 200**2
+    assert area.min() < 0.2
+    assert area.max() > 0.6
+    assert 0.35 < area.mean() < 0.6
+
+
+def test_every_kind_of_file(tmp_path: Path, made: Any) -> None:
+    write(tmp_path, each=5, ext="png")
+    base = some(20, 20, 1)
+    kinds = {
+        "grey.png": base.convert("L"),
+        "alpha.png": base.convert("RGBA"),
+        "palette.png": base.quantize(8),
+        "deep.png": Image.fromarray(np.arange(400, dtype=np.uint16).reshape(20, 20) * 160),
+        "a.bmp": base,
+        "a.webp": base,
+        "cmyk.jpg": base.convert("CMYK"),
+    }
+    for name, image in kinds.items():
+        image.save(tmp_path / "train" / "ant" / name)
+        data = torch.frombuffer(bytearray((tmp_path / "train" / "ant" / name).read_bytes()), dtype=torch.uint8)
+        found = streaming.decoded_here(name, data)
+        expected = torch.from_numpy(picture(str(tmp_path / "train" / "ant" / name))).permute(2, 0, 1)
+        assert found.dtype == torch.uint8
+        assert (found.int() - expected.int()).abs().max() <= (8 if name == "cmyk.jpg" else 1), name
+    assert len(list(made(tmp_path, batch=22).epoch(0, 0, 0))) == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_named(tmp_path: Path, made: Any, workers: int) -> None:
+    write(tmp_path, each=5)
+    streamed = made(tmp_path, batch=3, workers=workers)
+    broken = tmp_path / "train" / "bee" / "3.jpg"
+    whole = broken.read_bytes()
+    for blob, said in (
+        (whole[: len(whole) // 2], "broken"),
+        (b"", "broken"),
+        (b"no image", "broken"),
+        (None, "No such"),
+    ):
+        if blob is None:
+            broken.unlink()
+        else:
+            broken.write_bytes(blob)
+        with pytest.raises(GrowpruneError) as caught:
+            list(streamed.epoch(0, 0, 0))
+        assert str(caught.value).startswith(f"{broken}: {said}")
+        assert "\n" not in str(caught.value)
+    broken.write_bytes(whole)
+    assert len(list(streamed.epoch(0, 0, 0))) == 5
+
+
+def test_a_worker_that_dies_is_noticed(root: Path, made: Any) -> None:
+    streamed = made(root, batch=1, workers=1)
+    epoch = streamed.epoch(0, 0, 0)
+    next(epoch)
+    [(pid, _)] = streamed._feeds["train"]._reader.busy()
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(GrowpruneError) as caught:
+        list(epoch)
+    assert time.monotonic() - began < 30
+    said = str(caught.value)
+    assert said.startswith("a loader process died while it read ")
+    assert said.endswith("Try fewer workers")
+    assert "\n" not in said
+    assert Path(said.split("read ")[1].split(": ")[0]).is_file()
+    assert len(list(streamed.epoch(0, 0, 0))) == 27  # new workers
+
+
+def test_interrupts_are_left_to_the_main_process(root: Path, made: Any) -> None:
+    streamed = made(root, batch=1, workers=1)
+    epoch = streamed.epoch(0, 0, 0)
+    next(epoch)
+    [(pid, _)] = streamed._feeds["train"]._reader.busy()
+    os.kill(pid, signal.SIGINT)
+    assert len(list(epoch)) == 26
+
+
+def test_workers_end_with_the_loader(root: Path, made: Any) -> None:
+    streamed = made(root, workers=1)
+    next(streamed.epoch(0, 0, 0))
+    [(pid, _)] = streamed._feeds["train"]._reader.busy()
+    assert Path(f"/proc/{pid}").exists() or not Path("/proc").exists()
+    streamed.close()
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError("a worker is still there")
+
+
+def test_a_gpu_that_is_not_there_is_said_once(root: Path, made: Any) -> None:
+    said: list[str] = []
+    streamed = made(root, decode="gpu", notify=said.append)
+    assert said == ["JPEGs are decoded on the CPU: no decoder on the GPU (the device is cpu)"]
+    assert same(list(streamed.epoch(0, 0, 0)), list(made(root).epoch(0, 0, 0)))
+    assert len(said) == 1
+
+
+def test_its_speed_is_measured(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed, clock = made(root, batch=9), [0.0]
+    assert streamed.images_per_second(0.1) > 0
+
+    def epoch(*_: int) -> Iterator[None]:
+        for took in (0.3, 0.1, 0.2):  # a new epoch's first batch is late
+            clock[0] += took
+            yield None
+
+    monkeypatch.setattr(streamed, "epoch", epoch)
+    monkeypatch.setattr(streamed, "_now", lambda: clock[0])
+    assert streamed.images_per_second(6.0) == pytest.approx(9 / 0.2, rel=0.05)
+    streamed.workers = 4
+    assert streamed.images_per_second(6.0) == pytest.approx(9 / 0.2, rel=0.05)
+
+
+def test_what_cannot_be_streamed_is_refused(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(GrowpruneError, match="no batch of 28 from 27 images"):
+        made(root, batch=28)
+    with pytest.raises(GrowpruneError, match="workers: -1"):
+        made(root, workers=-1)
+    with pytest.raises(GrowpruneError, match="in memory"):
+        Streamed(load("digits"), "cpu", 4)
+    with pytest.raises(GrowpruneError, match="batch of 4 cannot be shared evenly by 3"):
+        made(root).epoch(0, 0, 0, world=3)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert streaming.default_workers() == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("decode", ["cpu", "gpu"])
+def test_on_a_gpu(root: Path, made: Any, decode: str) -> None:
+    here = list(made(root).epoch(0, 0, 0))
+    said: list[str] = []
+    there = made(root, workers=2, device="cuda", decode=decode, notify=said.append)
+    for _ in range(2):
+        batches = []
+        for x, y in there.epoch(0, 0, 0):
+            torch.cuda._sleep(1_000_000)  # the next copy must not overwrite what is still being read
+            batches.append((x.cpu(), y.cpu()))
+        for (x, y), (u, v) in zip(batches, here, strict=True):
+            assert torch.equal(y, v)
+            assert (x.int() - u.int()).abs().float().mean() <= (0 if decode == "cpu" or said else 2)
+    assert there.images_per_second(0.3) > 0
