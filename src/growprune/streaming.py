@@ -3,7 +3,8 @@
     order (here) ─► names and seeds ─► workers: read, decode, crop, flip ─► pinned memory ─► side stream ─► the network
 
 The order tells a worker which file to read and the seed of its crop, so what stands at (epoch, step, place) does not
-depend on how many workers or ranks there are, nor on where an epoch is entered. A worker keeps no list of files.
+depend on how many workers or ranks there are, nor on where an epoch is entered. A worker keeps no list of files. The
+workers are a process pool, not a DataLoader's: one that is killed there can leave a lock behind, and the loader hangs.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
+import torch.multiprocessing  # teaches pools to hand over tensors without a copy
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
 
 from growprune.data import Dataset, Normal, drawn, key_of, shuffled
 from growprune.errors import GrowpruneError
@@ -72,8 +76,10 @@ class Streamed:
         self.normalized = Normal(dataset, device)
         self._view = View(resolution, dataset.flip)
         self._gpu = decode == "gpu" and decodes_jpeg(self.device, notify)
-        self._feeds: dict[str, Feed] = {}
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._workers = Workers(
+            Reader(None if self._gpu else self._view), self.workers, self._stream is not None and not self._gpu
+        )
 
     def epoch(
         self, seed: int, stage: int, epoch: int, start: int = 0, rank: int = 0, world: int = 1
@@ -89,13 +95,13 @@ class Streamed:
                 chosen = slice(first, first + share)
                 yield samples(self._train, order[chosen], seeds[chosen].tolist())
 
-        return self._ahead(self._feed("train")(rows()))
+        return self._ahead(self._workers.done(rows()))
 
     def test(self, size: int | None = None, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """The test images in order (of rank r of w, every w-th from the r-th on), resized and cropped in the middle."""
         mine = torch.arange(rank, len(self._test), world)
         rows = (samples(self._test, chosen, [None] * len(chosen)) for chosen in mine.split(size or self.batch))
-        return self._ahead(self._feed("test")(rows if len(mine) else ()))
+        return self._ahead(self._workers.done(rows if len(mine) else ()))
 
     def images_per_second(self, seconds: float = 3.0) -> float:
         """How fast training batches come when nothing is done with them."""
@@ -116,23 +122,14 @@ class Streamed:
 
     def close(self) -> None:
         """End the workers; the next batch starts new ones."""
-        for feed in self._feeds.values():
-            feed.close()
+        self._workers.close()
 
     def _now(self) -> float:
         if self._stream is not None:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def _feed(self, name: str) -> Feed:
-        """Training and testing have workers of their own: an epoch goes on after a test in its middle."""
-        if name not in self._feeds:
-            pinned = self.device.type == "cuda" and not self._gpu
-            files = (self._train if name == "train" else self._test).files
-            self._feeds[name] = Feed(files, None if self._gpu else self._view, self.workers, pinned)
-        return self._feeds[name]
-
-    def _ahead(self, source: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _ahead(self, source: Iterator[Done]) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches on the device, the next one being copied on a side stream while this one is used."""
         sent = map(self._sent, source)
         for images, labels, copied in sent if self._stream is None else one_ahead(sent):
@@ -143,16 +140,16 @@ class Streamed:
                     tensor.record_stream(now)  # or the side stream would reuse its memory too early
             yield images.permute(0, 3, 1, 2), labels
 
-    def _sent(self, batch: Any) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
+    def _sent(self, done: Done) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            images, labels = self._decoded(*batch) if self._gpu else batch
-            images, labels = (t.to(self.device, non_blocking=True) for t in (images, labels))
+            images = self._decoded(done) if self._gpu else done.data.to(self.device, non_blocking=True)
+            labels = torch.tensor([sample.label for sample in done.asked]).to(self.device)
             return images, labels, self._stream.record_event() if self._stream is not None else None
 
-    def _decoded(self, data: Tensor, ends: list[int], asked: list[Sample]) -> tuple[Tensor, Tensor]:
+    def _decoded(self, done: Done) -> Tensor:
         """Files' bytes, one after the other, as views of their images, made on the device."""
         torch.cuda.current_stream(self.device).synchronize()  # the decoder's own stream does not wait for this one
-        files = [data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        files = done.data.split(done.lengths)
         jpegs = [i for i, file in enumerate(files) if file[:2].tolist() == [0xFF, 0xD8]]
         try:
             on_gpu = torch.ops.image.decode_jpegs_cuda([files[i] for i in jpegs], RGB, self.device) if jpegs else []
@@ -160,10 +157,10 @@ class Streamed:
         except RuntimeError:  # one of them is of a kind that the GPU does not know: none came back
             decoded = {}
         out = torch.empty(len(files), self._view.size, self._view.size, 3, dtype=torch.uint8, device=self.device)
-        for i, (file, sample) in enumerate(zip(files, asked, strict=True)):
+        for i, (file, sample) in enumerate(zip(files, done.asked, strict=True)):
             image = decoded[i] if i in decoded else decoded_here(sample.file, file).to(self.device)
             out[i] = self._view(image, sample.seed).permute(1, 2, 0)
-        return out, torch.tensor([sample.label for sample in asked])
+        return out
 
 
 def samples(folder: Folder, chosen: Tensor, seeds: list[int] | list[None]) -> list[Sample]:
@@ -251,135 +248,83 @@ def decodes_jpeg(device: torch.device, notify: Callable[[str], None]) -> bool:
 # -- workers ---------------------------------------------------------------------------------------------------------
 
 
-class Reader(TorchDataset[Any]):
-    """What a worker does: samples in, a batch out; or a line that says what is wrong with a file.
+class Done(NamedTuple):
+    """A batch as it comes from a worker: images (B x R x R x 3), or files' bytes, one after the other."""
 
-    Without a view, files come as their bytes. `at` tells the main process which image each worker is busy with.
-    """
+    asked: list[Sample]
+    data: Tensor
+    lengths: list[int]
 
-    def __init__(self, view: View | None, workers: int) -> None:
+
+class Reader:
+    """What a worker does: samples in, a batch out. Without a view, files come as their bytes."""
+
+    def __init__(self, view: View | None) -> None:
         self.view = view
-        self.at = context().RawArray("q", 2 * workers) if workers else []  # each one's process id, and image's number
 
-    def __getitems__(self, asked: list[Sample]) -> Any:
-        files = []
-        size = self.view.size if self.view else 0
-        out = torch.empty(len(asked), size, size, 3, dtype=torch.uint8)
-        for i, sample in enumerate(asked):
-            self._note(sample.number)
+    def __call__(self, asked: list[Sample], note: Callable[[int], None] = lambda _: None) -> Done:
+        made, lengths = [], []
+        for place, sample in enumerate(asked):
+            note(place)
             try:
                 with open(sample.file, "rb") as file:
                     data = torch.frombuffer(bytearray(file.read()) or bytearray(1), dtype=torch.uint8)
-                if self.view is None:
-                    files.append(data)
-                else:
-                    out[i] = self.view(decoded_here(sample.file, data), sample.seed).permute(1, 2, 0)
-            except GrowpruneError as error:
-                return str(error)
-            except Exception as error:  # an exception would reach the main process as a traceback in a text
-                return unreadable(sample.file, error)
-        if self.view is None:
-            return torch.cat(files), torch.tensor([len(data) for data in files]).cumsum(0).tolist(), asked
-        return out, torch.tensor([sample.label for sample in asked])
-
-    def _note(self, number: int) -> None:
-        worker = torch.utils.data.get_worker_info()
-        if worker is not None:
-            self.at[2 * worker.id], self.at[2 * worker.id + 1] = os.getpid(), number
-
-    def busy(self) -> list[tuple[int, int]]:
-        """Each worker's process id, and the number of the image it took up last."""
-        return list(zip(self.at[::2], self.at[1::2], strict=True))
+                lengths.append(len(data))
+                if self.view is not None:
+                    data = self.view(decoded_here(sample.file, data), sample.seed).permute(1, 2, 0)
+                made.append(data)
+            except GrowpruneError:
+                raise
+            except Exception as error:
+                raise GrowpruneError(unreadable(sample.file, error)) from error
+        return Done(asked, torch.cat(made) if self.view is None else torch.stack(made), lengths)
 
 
-class Order:
-    """The batches a loader asks for, set anew for each pass."""
+class Workers:
+    """Processes that read batches, several ahead, for as many passes at a time as there are."""
 
-    rows: Iterable[list[Sample]] = ()
+    def __init__(self, reader: Reader, count: int, pinned: bool) -> None:
+        self._reader, self._count, self._pinned = reader, count, pinned
+        self._pool: Pool | None = None
 
-    def __iter__(self) -> Iterator[list[Sample]]:
-        return iter(self.rows)
-
-
-class Feed:
-    """A loader whose workers stay from one pass to the next. A new pass ends the one before."""
-
-    def __init__(self, files: Sequence[str], view: View | None, workers: int, pinned: bool) -> None:
-        self._files, self._workers, self._pinned = files, workers, pinned
-        self._reader, self._order = Reader(view, workers), Order()
-        self._loader: DataLoader[Any] | None = None
-
-    def __call__(self, rows: Iterable[list[Sample]]) -> Iterator[Any]:
-        self._order.rows = rows
-        if self._loader is None:
-            self._loader = self._made()
+    def done(self, rows: Iterable[list[Sample]]) -> Iterator[Done]:
+        """The batches asked for, in order."""
+        if not self._count:
+            yield from map(self._reader, rows)
+            return
+        self._pool = self._pool or Pool(self._reader, self._count, self._pinned)
+        pool, waiting = self._pool, deque[Future[Done]]()
         try:
-            for batch in self._loader:
-                if isinstance(batch, str):
-                    raise GrowpruneError(batch)
-                yield batch
-        except (RuntimeError, OSError, EOFError) as error:  # torch's word for a dead worker, or that of a broken pipe
+            for asked in rows:
+                waiting.append(pool.submit(asked))
+                if len(waiting) > 2 * self._count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
             self.close()
-            raise self._named(error) from error
+            raise GrowpruneError(pool.last_words()) from error
+        finally:
+            for future in waiting:
+                future.cancel()
 
     def close(self) -> None:
-        """End the workers now: left to the garbage collector, torch waits five seconds for each of them."""
-        iterator = getattr(self._loader, "_iterator", None)
-        self._loader = None
-        if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-
-    def _made(self) -> DataLoader[Any]:
-        several = {"persistent_workers": True, "multiprocessing_context": context(), "worker_init_fn": ignore_interrupt}
-        return DataLoader(
-            self._reader,
-            batch_sampler=self._order,
-            num_workers=self._workers,
-            collate_fn=as_it_is,
-            pin_memory=self._pinned,
-            generator=torch.Generator(),  # or a pass would draw from the user's random numbers
-            **(several if self._workers else {}),
-        )
-
-    def _named(self, error: Exception) -> Exception:
-        """A worker's end as one line that names the file it was busy with; any other error as it is."""
-        for _ in range(20 if self._workers else 0):
-            for pid, number in self._reader.busy():
-                if pid and gone(pid):
-                    return died(f"while it read {self._files[number]}")
-            time.sleep(0.05)  # its end may be known here before it is known everywhere
-        return died("before it read a file") if "DataLoader worker" in str(error) else error
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
 
 
-def died(when: str) -> GrowpruneError:
-    return GrowpruneError(f"a loader process died {when}: too little memory, or shared memory? Try fewer workers")
+class Pool:
+    """The processes of `Workers`, until one of them dies."""
+
+    def __init__(self, reader: Reader, count: int, pinned: bool) -> None:
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+        context = torch.multiprocessing.get_context(method)  # a process with threads and CUDA is not safe to copy
+        if method == "forkserver":
+            context.set_forkserver_preload(["torchvision.transforms.v2", "growprune.streaming"])
+        self._asked: dict[int, list[Sample]] = {}
+        self._notes = context.Array("q", 1 + 2 * count)
+        self._processes = ProcessPoolExecutor(count, context, begin, (reader, self._notes))
+        self._pinner = ThreadPoolExecutor(1) if pinned else None
 
 
-def gone(pid: int) -> bool:
-    """Is there no such process any more?"""
-    if os.name != "posix":
-        return False
-    try:
-        os.kill(pid, 0)  # asks, and does nothing
-    except ProcessLookupError:
-        return True
-    return False
-
-
-def context() -> Any:
-    """Workers start from a clean process: one with threads and a CUDA device is not safe to copy. Their end is then
-    seen where a batch is awaited, not by a signal in the midst of the caller's code."""
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    found = torch.multiprocessing.get_context(method)
-    if method == "forkserver":
-        found.set_forkserver_preload(["torchvision.transforms.v2", "growprune.streaming"])
-    return found
-
-
-def ignore_interrupt(_: int) -> None:
-    """Ctrl-C is the main process's to handle: it may still want a batch before it leaves."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def as_it_is(batch: T) -> T:
-    return batch

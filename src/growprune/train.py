@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
