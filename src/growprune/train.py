@@ -338,10 +338,8 @@ class Job:
             "ms": round((time.perf_counter() - self.noted) / timed * 1e3, 3) if timed else None,
         }
         if pushing and self.pruner is not None:
-            record |= {
-                "lambda": self.pruner.schedule.at(max(0, self.done - 1)).pruned,
-                "layers": magnitudes(self.pruner),
-            }
+            pushed = self.pruner.schedule.at(self.done - 1).pruned if self.done else 0.0
+            record |= {"lambda": pushed, "layers": magnitudes(self.pruner)}
         elif stage.name == self.stages[-1].name:
             self.accuracy["best"] = max(accuracy, self.accuracy["best"] or 0.0)
         self.step.lost.zero_()

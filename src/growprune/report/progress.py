@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bars
-from rich.table import Column
 
 from growprune.report import duration
 
@@ -36,7 +35,7 @@ class Screen:
         self.live = console.is_terminal and not console.is_dumb_terminal
         self.bars = Bars(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None, table_column=Column(max_width=24)),  # gives way first where it is narrow
+            BarColumn(bar_width=24),  # gives way first where it is narrow
             TaskProgressColumn(),
             *(TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in FIELDS),
             console=console,
