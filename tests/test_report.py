@@ -490,7 +490,7 @@ KINDS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], set[str]]] = {
     "training": (trained(), trained_notes(), {"history"}),
     "one-shot": (
         result(schedule={"name": "OneShot"}, latency=None),
-        [n | {"lambda": 0.0, "layers": None} for n in pruned_notes()[-4:]],
+        [pruned_notes()[5] | {"step": 1_000, "phase": "start", "lambda": 0.0}, *pruned_notes()[-4:]],
         {"history", "widths"},
     ),
     "a single note": (trained(), trained_notes()[:1], {"history"}),
@@ -560,6 +560,12 @@ def test_the_page_holds_the_numbers_of_the_result() -> None:
     assert "GReg-2 removed 28 of 64 filters in 2 layers (criterion l1, ratios [0, 0.5, 0.5]" in page.text
     assert "from 91.5 % to 88.0 %; fine-tuning for 120 epochs ended at 93.1 %, 0.29 points below the base" in page.text
     assert "10,000 test images: one of them is 0.01 points" in page.text
+
+
+def test_removal_that_costs_nothing_is_told_so() -> None:
+    accuracy = {"base": 93.4, "before_removal": 93.01, "after_removal": 93.0, "final": 93.4, "best": 93.5}
+    (first, _) = run.story(result(accuracy=accuracy, epochs={}))
+    assert first.endswith("Removal itself left accuracy at 93.0 %; the run ended at 93.4 %, as the base network.")
 
 
 def test_a_base_network_has_no_before_and_after() -> None:
@@ -656,6 +662,10 @@ def test_a_phase_too_short_for_its_name_has_it_above(drawn: Callable[[Any], Figu
 def test_a_single_note_is_a_dot(drawn: Callable[[Any], Figure]) -> None:
     for axes in drawn(figures.history(trained_notes()[:1])).axes:
         assert [line.get_marker() for line in axes.get_lines()] == ["o"]
+    for axes in drawn(figures.penalty(pruned_notes()[5:6])).axes:
+        assert axes.get_xlim()[0] == 0
+        ticks = [label.get_text() for label in axes.get_xticklabels()]
+        assert len(set(ticks)) == len(ticks)
 
 
 def test_the_history_of_a_base_network_needs_no_strip(drawn: Callable[[Any], Figure]) -> None:

@@ -27,7 +27,7 @@ from growprune.step import determinism
 from growprune.train import Job, StoppedError
 
 
-def run(config: Config, out: Path, quiet: bool = False) -> dict[str, Any]:
+def run(config: Config, out: Path, quiet: bool = False, label: str = "") -> dict[str, Any]:
     """Do, or go on with, the run that `config` describes, in the folder `out`; returns what result.json says."""
     device = usable(config.device)
     config = replace(config, device=device.partition(":")[0])
@@ -37,7 +37,7 @@ def run(config: Config, out: Path, quiet: bool = False) -> dict[str, Any]:
         finished: dict[str, Any] | None = distributed.from_first(world, folder.result if folder else None)
         if finished is not None:
             return finished
-        with Progress(quiet=quiet or not world.first) as progress, surroundings(config):
+        with Progress(label, quiet or not world.first) as progress, surroundings(config):
             job = Job(config, folder, device, world, progress)
             with heeding([job]):
                 for _ in together([job]):
@@ -107,7 +107,7 @@ def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[Job]:
 
 @contextmanager
 def surroundings(config: Config) -> Iterator[None]:
-    """Threads and determinism as the configuration has them, afterwards as before."""
+    """Threads, determinism and random numbers as the configuration has them, afterwards as before."""
     threads = torch.get_num_threads()
     if config.device == "cpu":
         torch.set_num_threads(config.threads or cores())
@@ -115,7 +115,8 @@ def surroundings(config: Config) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     tf32 = torch.backends.cudnn.allow_tf32
     try:
-        with determinism(config.deterministic):
+        cuda = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
+        with determinism(config.deterministic), torch.random.fork_rng(devices=cuda):
             yield
     except RuntimeError as error:
         if config.deterministic and "deterministic" in str(error):

@@ -3,46 +3,31 @@
     order (here) ─► names and seeds ─► workers: read, decode, crop, flip ─► pinned memory ─► side stream ─► the network
 
 The order tells a worker which file to read and the seed of its crop, so what stands at (epoch, step, place) does not
-depend on how many workers or ranks there are, nor on where an epoch is entered. A worker keeps no list of files. The
-workers are a process pool, not a DataLoader's: one that is killed there can leave a lock behind, and the loader hangs.
+depend on how many workers or ranks there are, nor on where an epoch is entered. A worker keeps no list of files.
 """
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
-from typing import Any, Literal, NamedTuple, TypeVar
+from itertools import starmap
+from typing import Literal, TypeVar
 
 import torch
-import torch.multiprocessing  # teaches pools to hand over tensors without a copy
 from torch import Tensor
 
 from growprune.data import Dataset, Normal, drawn, key_of, shuffled
 from growprune.errors import GrowpruneError
 from growprune.reading import Folder, cores, picture, unreadable
+from growprune.workers import Batch, Sample, Workers
 
 Device = torch.device | str
 T = TypeVar("T")
 RGB = 3  # torchvision.io.ImageReadMode.RGB.value
-
-
-class Sample(NamedTuple):
-    """What is asked of a worker: `seed` is that of the crop and flip, None for the view that is tested."""
-
-    number: int
-    file: str
-    label: int
-    seed: int | None
 
 
 class Streamed:
@@ -77,9 +62,7 @@ class Streamed:
         self._view = View(resolution, dataset.flip)
         self._gpu = decode == "gpu" and decodes_jpeg(self.device, notify)
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._workers = Workers(
-            Reader(None if self._gpu else self._view), self.workers, self._stream is not None and not self._gpu
-        )
+        self._workers = Workers(Reader(None if self._gpu else self._view), self.workers)
 
     def epoch(
         self, seed: int, stage: int, epoch: int, start: int = 0, rank: int = 0, world: int = 1
@@ -95,13 +78,13 @@ class Streamed:
                 chosen = slice(first, first + share)
                 yield samples(self._train, order[chosen], seeds[chosen].tolist())
 
-        return self._ahead(self._workers.done(rows()))
+        return self._ahead(self._workers.read(rows()))
 
     def test(self, size: int | None = None, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """The test images in order (of rank r of w, every w-th from the r-th on), resized and cropped in the middle."""
         mine = torch.arange(rank, len(self._test), world)
         rows = (samples(self._test, chosen, [None] * len(chosen)) for chosen in mine.split(size or self.batch))
-        return self._ahead(self._workers.done(rows if len(mine) else ()))
+        return self._ahead(self._workers.read(rows if len(mine) else ()))
 
     def images_per_second(self, seconds: float = 3.0) -> float:
         """How fast training batches come when nothing is done with them."""
@@ -129,9 +112,9 @@ class Streamed:
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
-    def _ahead(self, source: Iterator[Done]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _ahead(self, source: Iterator[tuple[list[Sample], Batch]]) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches on the device, the next one being copied on a side stream while this one is used."""
-        sent = map(self._sent, source)
+        sent = starmap(self._sent, source)
         for images, labels, copied in sent if self._stream is None else one_ahead(sent):
             if copied is not None:
                 now = torch.cuda.current_stream(self.device)
@@ -140,16 +123,19 @@ class Streamed:
                     tensor.record_stream(now)  # or the side stream would reuse its memory too early
             yield images.permute(0, 3, 1, 2), labels
 
-    def _sent(self, done: Done) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
+    def _sent(self, asked: list[Sample], batch: Batch) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            images = self._decoded(done) if self._gpu else done.data.to(self.device, non_blocking=True)
-            labels = torch.tensor([sample.label for sample in done.asked]).to(self.device)
+            labels = torch.tensor([sample.label for sample in asked])
+            images = self._decoded(asked, *batch) if self._gpu else batch[0]
+            if self._stream is not None:
+                labels, images = (t if t.is_cuda else t.pin_memory() for t in (labels, images))
+            images, labels = (t.to(self.device, non_blocking=True) for t in (images, labels))
             return images, labels, self._stream.record_event() if self._stream is not None else None
 
-    def _decoded(self, done: Done) -> Tensor:
+    def _decoded(self, asked: list[Sample], data: Tensor, lengths: list[int]) -> Tensor:
         """Files' bytes, one after the other, as views of their images, made on the device."""
         torch.cuda.current_stream(self.device).synchronize()  # the decoder's own stream does not wait for this one
-        files = done.data.split(done.lengths)
+        files = data.split(lengths)
         jpegs = [i for i, file in enumerate(files) if file[:2].tolist() == [0xFF, 0xD8]]
         try:
             on_gpu = torch.ops.image.decode_jpegs_cuda([files[i] for i in jpegs], RGB, self.device) if jpegs else []
@@ -157,7 +143,7 @@ class Streamed:
         except RuntimeError:  # one of them is of a kind that the GPU does not know: none came back
             decoded = {}
         out = torch.empty(len(files), self._view.size, self._view.size, 3, dtype=torch.uint8, device=self.device)
-        for i, (file, sample) in enumerate(zip(files, done.asked, strict=True)):
+        for i, (file, sample) in enumerate(zip(files, asked, strict=True)):
             image = decoded[i] if i in decoded else decoded_here(sample.file, file).to(self.device)
             out[i] = self._view(image, sample.seed).permute(1, 2, 0)
         return out
@@ -165,7 +151,7 @@ class Streamed:
 
 def samples(folder: Folder, chosen: Tensor, seeds: list[int] | list[None]) -> list[Sample]:
     labels = folder.y[chosen].tolist()
-    return [Sample(i, folder.files[i], y, s) for i, y, s in zip(chosen.tolist(), labels, seeds, strict=True)]
+    return [Sample(folder.files[i], y, s) for i, y, s in zip(chosen.tolist(), labels, seeds, strict=True)]
 
 
 def one_ahead(source: Iterable[T]) -> Iterator[T]:
@@ -245,15 +231,7 @@ def decodes_jpeg(device: torch.device, notify: Callable[[str], None]) -> bool:
     return True
 
 
-# -- workers ---------------------------------------------------------------------------------------------------------
-
-
-class Done(NamedTuple):
-    """A batch as it comes from a worker: images (B x R x R x 3), or files' bytes, one after the other."""
-
-    asked: list[Sample]
-    data: Tensor
-    lengths: list[int]
+# -- a batch --------------------------------------------------------------------------------------------------------
 
 
 class Reader:
@@ -262,7 +240,7 @@ class Reader:
     def __init__(self, view: View | None) -> None:
         self.view = view
 
-    def __call__(self, asked: list[Sample], note: Callable[[int], None] = lambda _: None) -> Done:
+    def __call__(self, asked: list[Sample], note: Callable[[int], None]) -> Batch:
         made, lengths = [], []
         for place, sample in enumerate(asked):
             note(place)
@@ -270,61 +248,13 @@ class Reader:
                 with open(sample.file, "rb") as file:
                     data = torch.frombuffer(bytearray(file.read()) or bytearray(1), dtype=torch.uint8)
                 lengths.append(len(data))
-                if self.view is not None:
-                    data = self.view(decoded_here(sample.file, data), sample.seed).permute(1, 2, 0)
-                made.append(data)
+                made.append(data if self.view is None else self._seen(sample, data))
             except GrowpruneError:
                 raise
             except Exception as error:
                 raise GrowpruneError(unreadable(sample.file, error)) from error
-        return Done(asked, torch.cat(made) if self.view is None else torch.stack(made), lengths)
+        return torch.cat(made) if self.view is None else torch.stack(made), lengths
 
-
-class Workers:
-    """Processes that read batches, several ahead, for as many passes at a time as there are."""
-
-    def __init__(self, reader: Reader, count: int, pinned: bool) -> None:
-        self._reader, self._count, self._pinned = reader, count, pinned
-        self._pool: Pool | None = None
-
-    def done(self, rows: Iterable[list[Sample]]) -> Iterator[Done]:
-        """The batches asked for, in order."""
-        if not self._count:
-            yield from map(self._reader, rows)
-            return
-        self._pool = self._pool or Pool(self._reader, self._count, self._pinned)
-        pool, waiting = self._pool, deque[Future[Done]]()
-        try:
-            for asked in rows:
-                waiting.append(pool.submit(asked))
-                if len(waiting) > 2 * self._count:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool as error:
-            self.close()
-            raise GrowpruneError(pool.last_words()) from error
-        finally:
-            for future in waiting:
-                future.cancel()
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
-
-
-class Pool:
-    """The processes of `Workers`, until one of them dies."""
-
-    def __init__(self, reader: Reader, count: int, pinned: bool) -> None:
-        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        context = torch.multiprocessing.get_context(method)  # a process with threads and CUDA is not safe to copy
-        if method == "forkserver":
-            context.set_forkserver_preload(["torchvision.transforms.v2", "growprune.streaming"])
-        self._asked: dict[int, list[Sample]] = {}
-        self._notes = context.Array("q", 1 + 2 * count)
-        self._processes = ProcessPoolExecutor(count, context, begin, (reader, self._notes))
-        self._pinner = ThreadPoolExecutor(1) if pinned else None
-
-
+    def _seen(self, sample: Sample, data: Tensor) -> Tensor:
+        assert self.view is not None
+        return self.view(decoded_here(sample.file, data), sample.seed).permute(1, 2, 0)

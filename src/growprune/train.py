@@ -359,7 +359,7 @@ class Job:
         """The smaller network in place of the pushed one."""
         pruner = self.pruner
         assert pruner is not None
-        before = self.test(self.estimated(self.net), exact=True)
+        before = self.test(self.estimated(self.net) if self.done else self.net, exact=True)
         base = self.base_accuracy()
         batches = [x for x, _ in self.images.sample(self.sample_batch())]
         small = pruner.compact(calibrate=batches)

@@ -118,7 +118,7 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
         f"penalty acts on {whole[result['scope']]} (scope '{result['scope']}'; the paper's is 'filter').",
         f"Data: {result['data']}, {images['train']:,} images to train on, {images['test']:,} held out; seed "
         f"{result['seed']}. One image is {100 / images['test']:.2f} points: differences below 1 point say little. "
-        "Before each test, batch norm's statistics are estimated anew on training images.",
+        "While filters shrink, and at removal, batch norm's statistics are estimated anew for the test.",
         f"Forward passes: batch {result['latency']['batch']}, {result['environment']['device']}, "
         f"{result['environment']['threads']} thread.",
     ]
@@ -190,7 +190,7 @@ def page(result: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
     parts = [html_table(comparison(result)), html_table(costs(result))]
     parts += [f"<p>{html.escape(remark)}</p>" for remark in remarks(result)]
     parts += [html_figure(name, png, CAPTIONS[name]) for name, png in figures.items()]
-    made = ", ".join(f"{key} {result['environment'][key]}" for key in ("growprune", "torch", "python", "platform"))
+    made = ", ".join(f"{key} {result['environment'][key]}" for key in ("growprune", "torch", "python", "device_name"))
     parts.append(f"<footer>{html.escape(made)}; {result['seconds']:.0f} s in all</footer>")
     return document(title, parts)
 

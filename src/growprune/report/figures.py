@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 Note = Mapping[str, Any]
 Point = tuple[float, float]
@@ -233,20 +233,20 @@ def draw_loss(axes: Axes, found: Sequence[Point]) -> None:
 
 
 def penalty(notes: Iterable[Note]) -> bytes | None:
-    """λ over the steps, and below how kept and pruned magnitudes come apart; None where no note has either.
+    """λ over the steps, and below how kept and pruned magnitudes come apart; None where there is neither.
 
     A thin line a layer, a thick one for their median.
     """
     notes = [n for n in notes if n["stage"] == "prune"]
-    lambdas = points(notes, "lambda")
-    layers = magnitudes(notes)
-    heights = [1.7] * any(value for _, value in lambdas) + [3.2] * bool(layers)
-    if not heights:
-        return None
+    lambdas, layers = points(notes, "lambda"), magnitudes(notes)
+    pushed = any(value for _, value in lambdas)
+    if not pushed and not any(len(found) > 1 for by_layer in layers.values() for found in by_layer.values()):
+        return None  # magnitudes that are known once have not come apart yet
+    heights = [1.7] * pushed + [3.2] * bool(layers)
     figure = canvas(9.6, sum(heights) + 0.6)
     panels: list[Axes] = list(figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights).flat)
     panels[0].set_title("Under the growing penalty", loc="left", fontsize=12, fontweight="bold")
-    if any(value for _, value in lambdas):
+    if pushed:
         line(panels[0], lambdas, INK)
         panels[0].set(ylabel="penalty λ", ylim=(0, None))
     if layers:
@@ -312,8 +312,9 @@ def shade(axes: Axes, notes: Iterable[Note]) -> None:
 def span(axes: Axes, steps: Sequence[float]) -> None:
     """The steps there are, and room for the last value; under the lowest panel."""
     first, last = min(steps), max(steps)
-    axes.set(xlabel="training steps", xlim=(first, last + 0.07 * max(last - first, 1)))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
+    first = 0 if first == last else first
+    axes.set(xlabel="training steps", xlim=(first, last + max(0.07 * (last - first), 1)))
+    axes.xaxis.set(major_locator=MaxNLocator(8, integer=True), major_formatter="{x:,.0f}")
 
 
 # -- the canvas ------------------------------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ class Screen:
             *(TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in FIELDS),
             console=console,
             auto_refresh=False,
-            transient=True,  # what is left on the screen are the lines said
             redirect_stdout=False,  # results that are piped must not end on the terminal
             disable=not self.live,
         )

@@ -124,7 +124,13 @@ def course(result: Result) -> str:
     accuracy, epochs, said = result["accuracy"], result.get("epochs") or {}, []
     before, after, final = (accuracy[key] for key in ("before_removal", "after_removal", "final"))
     if before is not None and after is not None:
-        said.append(f"Removal itself took accuracy from {percent(before)} to {percent(after)}")
+        same = percent(before) == percent(after)
+        went = (
+            f"left accuracy at {percent(after)}"
+            if same
+            else f"took accuracy from {percent(before)} to {percent(after)}"
+        )
+        said.append(f"removal itself {went}")
     if final is not None:
         tuned = f"fine-tuning for {epochs['finetune']:g} epochs" if epochs.get("finetune") else "the run"
         said.append(f"{tuned} ended at {percent(final)}{against(final, accuracy['base'])}")
@@ -168,7 +174,7 @@ def accuracies(result: Result) -> Rows:
     for key in ACCURACIES:
         if (value := accuracy.get(key)) is not None:
             row = (label(result, key), percent(value, digits))
-            apart = "" if key == "base" or base is None else f"{value - base:+.{digits}f}".replace("-", "−")
+            apart = "" if key == "base" or base is None else signed(value - base, digits)
             rows.append((*row, apart) if base is not None else row)
     return rows
 
@@ -213,6 +219,15 @@ def choices(result: Result) -> Rows:
     keys = list(dict.fromkeys(key for choice in found.values() for key in choice))
     head = ("stage", *(HEADS.get(key, key) for key in keys))
     return [head, *((stage, *(shown(choice.get(key)) for key in keys)) for stage, choice in found.items())]
+
+
+def signed(value: float, digits: int) -> str:
+    """
+    >>> signed(-0.291, 2), signed(0.3, 1), signed(-0.04, 1)
+    ('−0.29', '+0.3', '0.0')
+    """
+    rounded = round(value, digits)
+    return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0:.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
