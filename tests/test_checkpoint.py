@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from growprune import checkpoint
+from growprune import tree as trees
 from growprune.checkpoint import MANIFEST, TENSORS, TREE, latest, save
 from growprune.errors import GrowpruneError
 
@@ -33,7 +34,7 @@ FILES = (TENSORS, TREE, MANIFEST)
 
 
 def bits(t: Tensor) -> bytes:
-    return t.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return t.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy().tobytes()
 
 
 def same(a: Any, b: Any) -> bool:
@@ -104,12 +105,14 @@ def some_tensors(draw: st.DrawFn) -> Tensor:
     dtype = draw(st.sampled_from(DTYPES))
     shape = draw(st.lists(st.integers(0, 3), max_size=4))
     count = torch.Size(shape).numel()
+    wide = draw(st.integers(1, 3))  # how far apart they lie
     if dtype == torch.bool:
-        values = draw(st.lists(st.booleans(), min_size=count, max_size=count))
-        t = torch.tensor(values, dtype=dtype).view(shape)
+        values = draw(st.lists(st.booleans(), min_size=count * wide, max_size=count * wide))
+        t = torch.tensor(values, dtype=dtype)
     else:
-        blob = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
-        t = torch.tensor(list(blob), dtype=torch.uint8).view(dtype).view(shape)
+        size = count * wide * dtype.itemsize
+        t = torch.tensor(list(draw(st.binary(min_size=size, max_size=size))), dtype=torch.uint8).view(dtype)
+    t = t.view(*shape, wide)[..., 0]
     return t.permute(draw(st.permutations(range(t.dim()))))
 
 
@@ -167,8 +170,10 @@ def test_tensors_of_every_layout(tmp_path: Path) -> None:
         "spread": torch.tensor([1.0, 2.0]).expand(3, 2),
         "conjugate": torch.tensor([1 + 2j, 3 - 4j]).conj(),
         "negative": torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+        "negative, contiguous": torch.tensor([1 + 2j]).conj().imag,
         "none": torch.zeros(0, 3),
         "alone": torch.tensor(3.5),
+        "one of many": torch.arange(4.0)[1::4],
     }
     found = back(tmp_path, tree)
     for name, t in tree.items():
@@ -177,8 +182,25 @@ def test_tensors_of_every_layout(tmp_path: Path) -> None:
         assert (found[name].dtype, found[name].shape) == (t.dtype, t.shape)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_tensors_of_a_gpu(tmp_path: Path) -> None:
+    w = torch.randn(2, 3, 4, 5, device="cuda").to(memory_format=torch.channels_last)
+    found = back(tmp_path, {"w": w, "half": w.bfloat16(), "random": torch.cuda.get_rng_state()})
+    assert same(found["w"], w.cpu())
+    assert same(found["half"], w.bfloat16().cpu())
+
+
+def test_another_default_device(tmp_path: Path) -> None:
+    checkpoint.word.cache_clear()
+    tree = {"none": torch.zeros(0, 3), "some": torch.ones(2)}
+    with torch.device("meta"):
+        found = back(tmp_path, tree)
+    assert same(found, tree)
+
+
 def test_every_type_that_safetensors_holds(tmp_path: Path) -> None:
-    known = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and checkpoint.word(dtype)]
+    known = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype) and trees.word(dtype)]
     assert set(DTYPES) <= set(known)
     blob = torch.arange(64, dtype=torch.uint8)
     tree = {str(dtype): blob.view(dtype) if dtype != torch.bool else blob > 7 for dtype in known}
@@ -210,6 +232,11 @@ def test_the_tensors_are_an_ordinary_safetensors_file(tmp_path: Path) -> None:
     path = save(tmp_path, 1, {"net": {"b": torch.ones(3, dtype=torch.bfloat16), "w": torch.ones(2)}})
     found = safetensors.torch.load_file(path / TENSORS)
     assert sorted(found) == ["0/net/b", "1/net/w"]
+    blob = (path / TENSORS).read_bytes()
+    size = int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8 : 8 + size])
+    for name, t in found.items():  # in its place in memory, for those who map the file
+        assert (8 + size + header[name]["data_offsets"][0]) % t.element_size() == 0
 
 
 @pytest.mark.parametrize(
@@ -521,6 +548,13 @@ def test_a_damaged_newest_is_not_kept_for_a_good_one(two: Path) -> None:
     assert steps(two) == [1100, 1300]
     save(two, 1400, small(1400))
     assert steps(two) == [1300, 1400]
+
+
+def test_files_bear_a_finer_time_than_the_kernel_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else damage within a few milliseconds of the saving would pass for what was saved."""
+    monkeypatch.setattr(time, "time_ns", lambda: 1_700_000_000_123_456_789)
+    path = save(tmp_path, 1, small(1))
+    assert {(path / name).stat().st_mtime_ns for name in FILES} == {1_700_000_000_123_456_789}
 
 
 def test_a_run_that_went_back(two: Path, monkeypatch: pytest.MonkeyPatch, hashed: list[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import pathlib
 import random
 import resource
 import shutil
@@ -124,27 +125,30 @@ def loop(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "step"), [((1, 2), 3), ((5,), 5), ((), 1)])
-def test_killed_at_every_line(tmp_path: Path, before: tuple[int, ...], step: int) -> None:
-    """Every line of a save, and of the deleting after it, is once the last one. So each stage of a folder occurs."""
+def test_killed_at_every_stage(tmp_path: Path, before: tuple[int, ...], step: int) -> None:
+    """Killed as soon as the disk is in its first, second, ... state, of all those that a save goes through."""
     template = tmp_path / "template"
     template.mkdir()
     for earlier in before:
         save(template, earlier, tree(earlier))
-    said = run("lines", template, step)
-    lines = int(said[-1])
-    assert lines > 100
-    stages = {tuple(stage.split()) for stage in said[:-1]}
-    assert len(stages) >= (9 if before else 4), stages
+    said = run("stages", template, step)
+    writing = (".new()", ".new(state.safetensors:0)", ".new(state.json:", ".new(manifest.json:0,")
+    for part in (*writing, f"step-00000000{step}(manifest"):
+        assert any(part in stage for stage in said), part
+    if step in before:  # between the two renames
+        assert any("5.old(" in stage and "5.new(" in stage and "step-000000005(" not in stage for stage in said)
+    if before:  # an older one half deleted
+        assert any(0 < stage.split()[0].count(":") < 3 and "5.new(" not in stage.split()[0] for stage in said)
 
 
-def lines(template: Path, step: int) -> None:
-    """Say, for each line, what there was after it."""
+def stages(template: Path, step: int) -> None:
+    """Say what each killed one left behind."""
     work, new = template.with_name("work"), step + 100  # new: what the second checkpoint of one step holds
     before = latest(template)
-    for count in range(1, 10_000):
+    for count in range(1, 1000):
         shutil.copytree(template, work)
         if (child := os.fork()) == 0:
-            sys.settrace(killer(count))
+            sys.settrace(killer(work, count))
             save(work, step, tree(new))
             os._exit(0)
         status = os.waitpid(child, 0)[1]
@@ -152,20 +156,20 @@ def lines(template: Path, step: int) -> None:
         shutil.rmtree(work)
         if not os.WIFSIGNALED(status):
             assert status == 0
-            print(count)
-            return
+            break
 
 
-def killer(count: int) -> Any:
-    """A trace function that kills this very process at the given line of the rooms that write and delete."""
-    rooms = (checkpoint.__file__, shutil.__file__)
-    idle = ("encode", "entered", "entries", "named", "stamp", "sealed", "hidden")  # these leave the disk as it is
+def killer(work: Path, count: int) -> Any:
+    """A trace function that looks at the disk before each line that may change it, and kills this very process
+    at the given change."""
+    seen, rooms = "", (checkpoint.__file__, shutil.__file__, pathlib.__file__)
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal count
-        if frame.f_code.co_filename not in rooms or frame.f_code.co_name.startswith(("<", *idle)):
+        nonlocal count, seen
+        if frame.f_code.co_filename not in rooms:
             return None
-        count -= event == "line"
+        if (now := picture(work)) != seen:
+            seen, count = now, count - 1
         if count == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return trace
@@ -173,10 +177,20 @@ def killer(count: int) -> Any:
     return trace
 
 
+def picture(work: Path) -> str:
+    """All folders there, less the process where the name is hidden, with their files' sizes."""
+    found = []
+    for path in sorted(work.iterdir()):
+        name = path.name.rsplit("-", 2)[0] if path.name.startswith(".") else path.name
+        files = ",".join(f"{file.name}:{file.stat().st_size}" for file in sorted(path.iterdir()))
+        found.append(f"{name}({files})")
+    return " ".join(found)
+
+
 def check_after(work: Path, old: int | None, new: int, step: int) -> None:
     """Old or new, but whole; and the next save works, and leaves nothing of this one but what is good."""
-    there = [kinds(path) for path in sorted(work.iterdir())]
-    print(*there)
+    there = picture(work)
+    print(there)
     if old is None and latest(work) is None:
         assert not any(name.startswith("step") for name in names(work))
     else:
@@ -184,19 +198,13 @@ def check_after(work: Path, old: int | None, new: int, step: int) -> None:
         assert found is not None
         assert_whole(work, *(value for value in (old, new) if value is not None))
         assert all("half-written" in line for line in found.notices), found.notices
-        if found.tree["step"] != new and any(".new" in stage for stage in there):
+        if found.tree["step"] != new and ".new" in there:
             assert found.notices
     save(work, step + 1, tree(step + 1))
     assert assert_whole(work) == step + 1
     assert not [name for name in names(work) if ".new-" in name]
     save(work, step + 2, tree(step + 2))
     assert names(work) == [f"step-{n:09d}" for n in (step + 1, step + 2)]
-
-
-def kinds(path: Path) -> str:
-    """A folder's name, less the process where it is hidden, and its files' sizes."""
-    name = path.name.rsplit("-", 2)[0] if path.name.startswith(".") else path.name
-    return f"{name}({','.join(f'{file.name}:{file.stat().st_size}' for file in sorted(path.iterdir()))})"
 
 
 # -- leftovers -----------------------------------------------------------------------------------------------------
@@ -355,6 +363,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(GrowpruneError) as error:
             save(folder, 1, tree(1))
         assert str(error.value).startswith(f"{folder / 'step-000000001'}: cannot save a checkpoint: ")
+        assert str(error.value).endswith("; nothing was changed")
         assert "\n" not in str(error.value)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -458,6 +467,6 @@ def peak() -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"loop": loop, "lines": lines, "limit": limit, "memory": memory}[sys.argv[1]](
+    {"loop": loop, "stages": stages, "limit": limit, "memory": memory}[sys.argv[1]](
         Path(sys.argv[2]), *map(int, sys.argv[3:])
     )

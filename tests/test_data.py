@@ -288,6 +288,7 @@ def cifar_batch(**change: Any) -> bytes:
     [
         cifar_batch(data=rows(some(4))[:, :-1]),
         cifar_batch(data=rows(some(4)).astype(np.float32)),
+        cifar_batch(data=rows(some(4)).view(np.int8)),
         cifar_batch(data=np.array([{}], dtype=object)),
         cifar_batch(data=[1, 2, 3]),
         cifar_batch(labels=[0, 1, 2, 10]),

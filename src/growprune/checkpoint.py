@@ -12,10 +12,8 @@ One save at a time may go on in a folder; any number may read. The hidden names,
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
-import math
 import os
 import re
 import secrets
@@ -31,16 +29,14 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from growprune.errors import GrowpruneError, line
+from growprune.tree import decode, encode, word
 
 FORMAT = 1
 TENSORS, TREE, MANIFEST = "state.safetensors", "state.json", "manifest.json"
 NAME = re.compile(r"step-([0-9]{9,})|\.step-([0-9]{9,})\.(new|old)-([0-9]+)-[0-9a-f]+")
-DEPTH = 100
-"""Trees nested deeper are refused: what was saved must also be readable from deep inside a program."""
-
 _known: dict[Path, tuple[tuple[int, ...], bool]] = {}
 """What this process wrote or has read, as its stamp was then, and whether it is good: a save need not read it again."""
 
@@ -219,11 +215,11 @@ def discard(path: Path) -> None:
 
 def standing(folder: Path) -> str:
     """What there still is after a save that failed."""
-    with suppress(OSError):
-        for step, path in finished(folder):
-            if sound(path, step):
-                return f"the one of step {step} is intact"
-    return "there is no earlier one"
+    try:
+        good = next((step for step, path in finished(folder) if sound(path, step)), None)
+    except OSError:
+        return "nothing was changed"
+    return "there is no earlier one" if good is None else f"the one of step {good} is intact"
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -268,7 +264,8 @@ def stored(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
         raise ValueError(f"save: {len(tensors)} tensors are too many for one file")
     yield struct.pack("<Q", len(text)) + text
     for _, t in order:
-        yield t.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().data
+        t = t.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        yield t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy().data  # one element may have any stride
 
 
 def sealed(facts: dict[str, Any]) -> bytes:
@@ -311,7 +308,8 @@ def read(path: Path, step: int) -> dict[str, Any]:
     mark = stamp(path)
     _known[path] = mark, False
     structure, tensors = checked(path, step)
-    tree = decode(json.loads(structure.decode("utf-8", "surrogatepass")), safetensors.torch.load(tensors))
+    with torch.device("cpu"):  # whatever the program's default is
+        tree = decode(json.loads(structure.decode("utf-8", "surrogatepass")), safetensors.torch.load(tensors))
     if not isinstance(tree, dict):
         raise DamagedError(f"{TREE}: not a tree of ours")
     _known[path] = mark, True
@@ -371,89 +369,3 @@ def content(path: Path, facts: Mapping[str, Any] | None = None) -> bytes:
     if facts is not None and hashlib.sha256(blob).hexdigest() != facts["sha256"]:
         raise DamagedError(f"{path.name}: SHA-256 does not fit")
     return blob
-
-
-# -- the tree as JSON ----------------------------------------------------------------------------------------------
-# A dict with a single key of these stands for what JSON cannot say: {"$tensor": name}, {"$tuple": list}, {"$int": hex},
-# {"$float": its bits}, {"$dict": a dict with keys that themselves begin with $}.
-
-
-def encode(node: Any, where: tuple[str | int, ...], tensors: dict[str, Tensor], names: dict[int, str]) -> Any:
-    """One node as JSON can hold it. Its tensors go to `tensors`; `names` has those met before, by identity."""
-    if len(where) > DEPTH:
-        raise TypeError(f"{place(where[:3])}...: nested more than {DEPTH} deep")
-    kind = type(node)
-    if node is None or kind in (bool, str):
-        return node
-    if kind is int:  # beyond it other readers of JSON lose digits, and Python refuses very many
-        return node if abs(node) < 2**53 else {"$int": hex(node)}
-    if kind is float:
-        return node if math.isfinite(node) else {"$float": struct.pack(">d", node).hex()}
-    if kind in (Tensor, nn.Parameter):
-        return {"$tensor": entered(node, where, tensors, names)}
-    if kind in (list, tuple):
-        items = [encode(item, (*where, i), tensors, names) for i, item in enumerate(node)]
-        return items if kind is list else {"$tuple": items}
-    if isinstance(node, Mapping):
-        for key in node:
-            if type(key) is not str:
-                raise TypeError(f"{place(where)}: the key {key!r} is not a string")
-        pairs = {key: encode(item, (*where, key), tensors, names) for key, item in node.items()}
-        return {"$dict": pairs} if any(key.startswith("$") for key in pairs) else pairs
-    raise TypeError(f"{place(where)}: {kind.__module__}.{kind.__qualname__} cannot be saved in a checkpoint")
-
-
-def entered(t: Tensor, where: tuple[str | int, ...], tensors: dict[str, Tensor], names: dict[int, str]) -> str:
-    """The name of a tensor in the file: a number makes it unique, its place is for people who look in."""
-    if t.layout is not torch.strided or t.is_meta or t.is_nested or word(t.dtype) is None:
-        raise TypeError(f"{place(where)}: a tensor ({t.device.type}, {t.layout}, {t.dtype}) that cannot be saved")
-    if id(t) not in names:
-        path = "/".join(map(str, where)).encode("ascii", "replace").decode()[:200]
-        names[id(t)] = f"{len(tensors)}/{path}"
-        tensors[names[id(t)]] = t
-    return names[id(t)]
-
-
-def place(where: tuple[str | int, ...]) -> str:
-    """A node's place, for error messages.
-
-    >>> place(("optimizer", "groups", 0))
-    "tree['optimizer']['groups'][0]"
-    """
-    return "tree" + "".join(f"[{key!r}]" for key in where)
-
-
-def decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `encode`."""
-    if isinstance(node, list):
-        return [decode(item, tensors) for item in node]
-    if not isinstance(node, dict):
-        return node
-    match node:
-        case {"$tensor": str(name), **rest} if not rest:
-            return tensors[name]
-        case {"$tuple": list(items), **rest} if not rest:
-            return tuple(decode(item, tensors) for item in items)
-        case {"$int": str(digits), **rest} if not rest:
-            return int(digits, 16)
-        case {"$float": str(bits), **rest} if not rest:
-            return struct.unpack(">d", bytes.fromhex(bits))[0]
-        case {"$dict": dict(pairs), **rest} if not rest:
-            node = pairs
-    return {key: decode(item, tensors) for key, item in node.items()}
-
-
-@functools.cache
-def word(dtype: torch.dtype) -> str | None:
-    """safetensors' word for a type of numbers; None for one that it does not bring back.
-
-    >>> word(torch.bfloat16)
-    'BF16'
-    """
-    try:
-        blob = safetensors.torch.save({"t": torch.empty(1, dtype=dtype)})
-        back = safetensors.torch.load(blob)["t"]
-        facts = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-        return str(facts["t"]["dtype"]) if (back.dtype, back.shape) == (dtype, (1,)) else None
-    except Exception:  # each kind of trouble has an error of its own there
-        return None

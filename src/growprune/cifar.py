@@ -147,7 +147,7 @@ def read_batch(path: Path, kind: Cifar, classes: int) -> Part:
         images = data.images()
     except Exception as error:  # whatever stands where the array belongs
         raise GrowpruneError(f"{path}: damaged, or not a CIFAR file: {line(error)}") from error
-    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**31 for label in labels):
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise GrowpruneError(f"{path}: '{kind.labels}' is not a list of whole numbers")
     return checked(path, images, labels, classes)
 

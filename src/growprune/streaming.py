@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from itertools import starmap
+from itertools import chain, count, starmap
 from typing import Literal, TypeVar
 
 import torch
@@ -50,13 +50,13 @@ class Streamed:
     ) -> None:
         if not isinstance(dataset.train, Folder) or not isinstance(dataset.test, Folder):
             raise GrowpruneError(f"{dataset.name}: its images are in memory; load it with stream=True to stream them")
-        if not 0 < batch <= len(dataset.train):
-            count = len(dataset.train)
-            raise GrowpruneError(f"{dataset.name}: no batch of {batch} from {count} images; give a smaller one")
+        images = len(dataset.train)
+        if not 0 < batch <= images:
+            raise GrowpruneError(f"{dataset.name}: no batch of {batch} from {images} images; give a smaller one")
         if workers is not None and workers < 0:
             raise GrowpruneError(f"workers: {workers} is less than 0")
         self._train, self._test = dataset.train, dataset.test
-        self.device, self.batch, self.steps = torch.device(device), batch, len(dataset.train) // batch
+        self.device, self.batch, self.steps = torch.device(device), batch, images // batch
         self.workers = default_workers() if workers is None else workers
         self.normalized = Normal(dataset, device)
         self._view = View(resolution, dataset.flip)
@@ -70,15 +70,19 @@ class Streamed:
         """An epoch's training batches from step `start` on; of rank r of w, its B/w images of each."""
         if self.batch % world:
             raise GrowpruneError(f"a batch of {self.batch} cannot be shared evenly by {world} processes")
-        key, share = key_of(seed, stage, epoch), self.batch // world
+        share = self.batch // world
+        return self._ahead(self._workers.read(self._order(seed, stage, epoch, start, rank * share, share)))
+
+    def _order(
+        self, seed: int, stage: int, epoch: int, start: int = 0, first: int = 0, share: int | None = None
+    ) -> Iterator[list[Sample]]:
+        """What is asked for, batch by batch: `share` places of each, from the `first` on."""
+        key = key_of(seed, stage, epoch)
         order, seeds = shuffled(key, len(self._train)), drawn(key, 1, len(self._train))
-
-        def rows() -> Iterator[list[Sample]]:
-            for first in range(start * self.batch + rank * share, self.steps * self.batch, self.batch):
-                chosen = slice(first, first + share)
-                yield samples(self._train, order[chosen], seeds[chosen].tolist())
-
-        return self._ahead(self._workers.read(rows()))
+        for step in range(start, self.steps):
+            begin = step * self.batch + first
+            chosen = slice(begin, begin + (share or self.batch))
+            yield samples(self._train, order[chosen], seeds[chosen].tolist())
 
     def test(self, size: int | None = None, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """The test images in order (of rank r of w, every w-th from the r-th on), resized and cropped in the middle."""
@@ -88,17 +92,12 @@ class Streamed:
 
     def images_per_second(self, seconds: float = 3.0) -> float:
         """How fast training batches come when nothing is done with them."""
-        round_of = max(1, self.workers)  # workers finish together at first, so only whole rounds are counted
-
-        def endless() -> Iterator[tuple[Tensor, Tensor]]:
-            for epoch in range(sys.maxsize):
-                yield from self.epoch(0, 0, epoch)
-
-        done, began = -round_of, 0.0
-        for _ in endless():
+        orders = chain.from_iterable(self._order(0, 0, epoch) for epoch in count())
+        done, began = -max(1, self.workers), 0.0  # each worker's first batch is not counted: they start one by one
+        for _ in self._ahead(self._workers.read(orders)):
             if done == 0:
                 began = self._now()
-            if done > 0 and done % round_of == 0 and self._now() - began >= seconds:
+            if done > 0 and self._now() - began >= seconds:
                 break
             done += 1
         return done * self.batch / (self._now() - began)

@@ -122,7 +122,7 @@ class Worker:
         try:
             return talk(*args)
         except (OSError, EOFError) as error:  # which one depends on what it was handing over
-            self._process.join(1)
+            self._process.join(5)
             if self._process.is_alive():
                 raise
             ticket, place = self._busy
@@ -132,8 +132,8 @@ class Worker:
             raise DeadError(f"a loader process died{when}: {out}") from error
 
     def end(self) -> None:
-        """Its pipe is closed, so it ends after the batch it is at; it is not waited for any longer than need be."""
-        self._process.join(1)
+        """Its pipe is closed, so it ends after the batch it is at, or is made to."""
+        self._process.join(3)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import base64
 import html
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,52 +24,6 @@ ACCURACIES = {
     "final": "fine-tuned",
     "best": "best on the way",
 }
-
-
-class Watch:
-    """Progress on stderr: bars on a terminal, elsewhere one plain line a phase. Knows the steps there are in all."""
-
-    def __init__(self, steps: int) -> None:
-        console = Console(stderr=True)
-        self.live = console.is_terminal and not console.is_dumb_terminal
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[penalty]}"),
-            TextColumn("{task.fields[accuracy]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not self.live,
-        )
-        self.whole = self.bars.add_task("in all", total=steps, penalty="", accuracy="")
-
-    def __enter__(self) -> Watch:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def begin(self, name: str, steps: int) -> None:
-        self.name, self.steps, self.started = name, steps, time.perf_counter()
-        self.accuracy = self.penalty = ""
-        self.bar = self.bars.add_task(name, total=steps, penalty="", accuracy="")
-
-    def step(self, accuracy: float | None = None, penalty: float | None = None) -> None:
-        """One step is done; `accuracy` where it was measured, λ where there is one."""
-        if accuracy is not None:
-            self.accuracy = f"{accuracy:.1f} %"
-        if penalty is not None:
-            self.penalty = f"λ {penalty:.3f}"
-        self.bars.update(self.bar, advance=1, penalty=self.penalty, accuracy=self.accuracy)
-        self.bars.update(self.whole, advance=1)
-
-    def end(self) -> None:
-        if not self.live:
-            seconds = f"{time.perf_counter() - self.started:.1f} s"
-            said = [f"{self.steps} steps", self.penalty, f"accuracy {self.accuracy}", seconds]
-            print(f"{self.name}: {', '.join(part for part in said if part)}", file=sys.stderr, flush=True)
 
 
 # -- the comparison, as text -----------------------------------------------------------------------------------------
