@@ -47,6 +47,7 @@ ORDER = [
     "outcome",
     "train",
     "jobs",
+    "paper",
     "bench",
     "demo",
     "cli",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = 130
-    if code == 130:
+    if code == 130 and heard():
         print("growprune: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -68,8 +70,17 @@ def usage(error: Any) -> str:
 
 
 def fail(message: str) -> NoReturn:
+    if not heard():
+        time.sleep(10)  # torchrun ends this process once the one that speaks has ended; if not, that one did not fail
     print(f"growprune: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
+
+
+def heard() -> bool:
+    """Does this process speak? Those of torchrun's that fail before they have come together all have the same to say;
+    afterwards they settle it among themselves."""
+    together = sys.modules.get("torch.distributed")
+    return os.environ.get("LOCAL_RANK", "0") == "0" or (together is not None and together.is_initialized())
 
 
 def show_version(wanted: bool) -> None:
@@ -215,6 +226,8 @@ def conclude(config: configs.Config, out: Path | None, as_json: bool) -> None:
         result = run(config, out)
     except StoppedError as stopped:
         stop(out, stopped.step, stopped.signal)
+    if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
+        return
     if as_json:
         print(json.dumps(result, indent=2))
         return

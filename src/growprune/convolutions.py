@@ -9,6 +9,7 @@ and 64 at ratio 0.9. Activations are bfloat16 with channels last.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ def suits(module: nn.Module) -> bool:
         and module.groups == 1
         and module.padding_mode == "zeros"
         and module.bias is None
+        and module.weight.dtype == torch.float32
         and max(module.in_channels, module.out_channels) <= WIDEST
     )
 
@@ -66,16 +68,17 @@ def launch_correlate(x: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the weight, laid out as the weight is."""
     n, c, height, width = x.shape
     k, pixels = grad.shape[1], n * height * width
+    strides = torch.empty_like(weight, device="meta").stride()  # those of the weight, unless it has gaps
     bm, bq = 64, min(256 if c <= 16 else 128, block(9 * c))
     columns = triton.cdiv(9 * c, bq)
     parts = max(1, min(triton.cdiv(264, columns), triton.cdiv(pixels, bm)))
     chunk = triton.cdiv(triton.cdiv(pixels, parts), bm) * bm
     out = torch.empty((parts, weight.numel()), dtype=torch.float32, device=x.device)
     kernels.correlate[(parts, columns)](
-        x, grad, out, height, width, pixels, chunk, weight.numel(), *weight.stride(),
+        x, grad, out, height, width, pixels, chunk, weight.numel(), *strides,
         C=c, K=k, BM=bm, BQ=bq, BK=block(k), num_warps=4, num_stages=2,
     )  # fmt: skip
-    return out.sum(0).as_strided(weight.shape, weight.stride())
+    return out.sum(0).as_strided(weight.shape, strides)
 
 
 def last(x: Tensor) -> Tensor:
@@ -97,7 +100,8 @@ def convolve_backward(grad: Tensor, x: Tensor, weight: Tensor, needs_input: bool
 @convolve.register_fake
 def _(x: Tensor, weight: Tensor) -> Tensor:
     n, _, height, width = x.shape
-    return x.new_empty((n, weight.shape[0], height, width)).contiguous(memory_format=torch.channels_last)
+    shape = (n, weight.shape[0], height, width)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
 @convolve_backward.register_fake
@@ -123,9 +127,11 @@ convolve.register_autograd(_backward, setup_context=_setup)
 
 
 class FewChannels(nn.Conv2d):
-    """A convolution by the kernels above."""
+    """A convolution by the kernels above, which count places in 32 bits."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if input.dim() != 4 or input.numel() // self.in_channels * max(self.in_channels, self.out_channels) >= 2**31:
+            return super().forward(input)
         out: Tensor = convolve(input.to(torch.bfloat16), self.weight)
         return out
 
@@ -163,8 +169,9 @@ def candidates(module: nn.Conv2d) -> list[str]:
     return [*(["few"] if suits(module) else []), *(["aligned"] if plain and odd else [])]
 
 
-def faster(model: nn.Module, example: Tensor) -> dict[str, str]:
-    """By layer, the kind of convolution that is faster than cuDNN's on this input, forward and backward together."""
+def faster(model: nn.Module, example: Tensor, by_rule: bool = False) -> dict[str, str]:
+    """By layer, the kind of convolution that is faster than cuDNN's on this input, forward and backward together;
+    `by_rule`: not by the clock, but the first that works, which is so each time."""
     shapes = seen(model, example)
     best: dict[tuple[Any, ...], str] = {}
     result: dict[str, str] = {}
@@ -173,11 +180,26 @@ def faster(model: nn.Module, example: Tensor) -> dict[str, str]:
             continue
         key = (shapes[name], module.weight.shape, module.stride, module.padding, module.dilation, module.bias is None)
         if key not in best:
-            times = {kind: layer_time(module, shapes[name], kind) for kind in ("", *candidates(module))}
-            best[key] = min(times, key=lambda kind: times[kind])
+            best[key] = best_of(module, shapes[name], by_rule)
         if best[key]:
             result[name] = best[key]
     return result
+
+
+def best_of(module: nn.Conv2d, shape: tuple[int, ...], by_rule: bool) -> str:
+    kinds = candidates(module)
+    if by_rule:
+        return next((kind for kind in kinds if attempt(module, shape, kind) < math.inf), "")
+    times = {kind: attempt(module, shape, kind) for kind in ("", *kinds)}
+    return min(times, key=lambda kind: times[kind])
+
+
+def attempt(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> float:
+    """Its time, or infinity where it does not work: Triton needs a C compiler, and a GPU that is not too old."""
+    try:
+        return layer_time(module, shape, kind)
+    except Exception:
+        return math.inf
 
 
 @torch.no_grad()
@@ -185,9 +207,14 @@ def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
     """The shapes that convolutions get, from one forward pass (in eval mode, so that nothing changes)."""
     shapes: dict[str, tuple[int, ...]] = {}
     hooks = []
+
+    def look(name: str, x: tuple[Tensor, ...]) -> None:
+        if x and x[0].dim() == 4:
+            shapes[name] = tuple(x[0].shape)
+
     for name, module in model.named_modules():
         if type(module) is nn.Conv2d and candidates(module):
-            hooks.append(module.register_forward_pre_hook(lambda _, x, name=name: shapes.update({name: x[0].shape})))
+            hooks.append(module.register_forward_pre_hook(lambda _, x, name=name: look(name, x)))
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -204,7 +231,7 @@ def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
 def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: int = 10) -> float:
     """Seconds of a layer's forward and backward, captured as a CUDA graph so that only the device counts."""
     x = torch.randn(shape, device=module.weight.device).to(torch.bfloat16, memory_format=torch.channels_last)
-    x.requires_grad_(shape[1] > 3)
+    x.requires_grad_(shape[1] > 3 or not any(p.requires_grad for p in module.parameters()))
     wanted = [t for t in (x, *module.parameters()) if t.requires_grad]
 
     def run() -> None:
@@ -217,6 +244,7 @@ def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: in
 
 def graph_time(run: Callable[[], None], repeats: int) -> float:
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
             run()

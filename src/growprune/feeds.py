@@ -12,7 +12,7 @@ from torch import Tensor
 from growprune import data
 from growprune.config import Config
 from growprune.data import Dataset, Normal, Resident
-from growprune.distributed import World
+from growprune.distributed import World, first_here
 from growprune.reading import Part
 from growprune.streaming import Streamed
 
@@ -25,7 +25,8 @@ class Images:
     """One image set on one device."""
 
     def __init__(self, config: Config, device: str, world: World) -> None:
-        found = data.load(config.data, config.data_dir, download=world.first, resolution=config.resolution)
+        with first_here(world):
+            found = data.load(config.data, config.data_dir, resolution=config.resolution)
         if config.normalize == "imagenet" and len(found.mean) == 3:
             found = replace(found, mean=IMAGENET[0], std=IMAGENET[1])
         self.dataset: Dataset = found if config.augment else replace(found, pad=0, flip=False)

@@ -1,14 +1,16 @@
 """Running jobs: one alone, several side by side on one GPU, or one in many processes; and stopping them.
 
-Ctrl-C and SIGTERM end a run after its present step, saved. Threads, determinism and signals are put back afterwards.
+Ctrl-C and SIGTERM end a run after its present step, saved. Threads, determinism, signals and the working folder are put
+back afterwards.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 
 from growprune import distributed
 from growprune.config import Config
+from growprune.distributed import World
 from growprune.errors import GrowpruneError
 from growprune.measurement import measure, sparsity
 from growprune.outcome import environment
@@ -32,18 +35,35 @@ def run(config: Config, out: Path, quiet: bool = False, label: str = "") -> dict
     device = usable(config.device)
     config = replace(config, device=device.partition(":")[0])
     world, device = distributed.join(device)
+    try:
+        with distributed.one_voice(world):
+            return one(config, out, device, world, quiet, label)
+    except StoppedError as stopped:
+        if world.first:
+            raise
+        raise SystemExit(128 + stopped.signal) from None
+
+
+def one(config: Config, out: Path, device: str, world: World, quiet: bool, label: str) -> dict[str, Any]:
     folder = Folder.claim(out, config) if world.first else None
     try:
         finished: dict[str, Any] | None = distributed.from_first(world, folder.result if folder else None)
         if finished is not None:
+            if folder is not None:
+                folder.tidy()  # it may have been killed before it did
             return finished
-        with Progress(label, quiet or not world.first) as progress, surroundings(config):
-            job = Job(config, folder, device, world, progress)
-            with heeding([job]):
-                for _ in together([job]):
-                    pass
-        return job.result
-    except GrowpruneError:
+        jobs: list[Job] = []
+        with (
+            Progress(label, quiet or not world.first) as progress,
+            surroundings(config),
+            at_home(folder, world, progress),
+            heeding(jobs),
+        ):
+            jobs.append(Job(config, folder, device, world, progress))
+            for _ in together(jobs):
+                pass
+        return jobs[0].result
+    except Exception:
         if folder is not None:
             folder.abandon()
         raise
@@ -82,6 +102,10 @@ def side_by_side(configs: Sequence[tuple[Config, Path]], parallel: int, quiet: b
             for job in together(jobs(), parallel):
                 results[numbers[id(job)]] = job.result
                 running.remove(job)
+    except Exception:
+        for folder in folders:
+            folder.abandon()
+        raise
     finally:
         for folder in folders:
             folder.close()
@@ -89,20 +113,63 @@ def side_by_side(configs: Sequence[tuple[Config, Path]], parallel: int, quiet: b
 
 
 def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[Job]:
-    """Advance up to `parallel` jobs in turn, a step each, every one on its own stream; gives each when it is done."""
+    """Advance up to `parallel` jobs in turn, a step each, every one on its own stream; gives each when it is done.
+
+    When one cannot go on, or is asked to stop, the others are stopped too, saved, before that is told.
+    """
     waiting = iter(jobs)
     working: list[tuple[Job, Iterator[None]]] = []
     over = object()
+    trouble: list[StoppedError | GrowpruneError] = []
+
+    def stop(error: StoppedError | GrowpruneError) -> None:
+        if isinstance(error, StoppedError) and error.at_once:
+            raise error
+        trouble.append(error)
+        for job, _ in working:
+            job.stopping = True
+
     while True:
-        while len(working) < parallel and (job := next(waiting, None)) is not None:
-            working.append((job, job.work()))
+        try:
+            while not trouble and len(working) < parallel and (job := next(waiting, None)) is not None:
+                if job.stream is not None:  # the network was made on another one
+                    job.stream.wait_stream(torch.cuda.current_stream(job.device))
+                working.append((job, job.work()))
+        except GrowpruneError as error:
+            stop(error)
         if not working:
-            return
+            break
         for pair in list(working):
-            with torch.cuda.stream(pair[0].stream):
-                if next(pair[1], over) is over:
-                    working.remove(pair)
-                    yield pair[0]
+            try:
+                with torch.cuda.stream(pair[0].stream):
+                    finished = next(pair[1], over) is over
+            except (StoppedError, GrowpruneError) as error:
+                working.remove(pair)
+                stop(error)
+                continue
+            if finished:
+                working.remove(pair)
+                yield pair[0]
+    if trouble:
+        raise min(trouble, key=lambda each: isinstance(each, StoppedError))  # that which nobody asked for first
+
+
+@contextmanager
+def at_home(folder: Folder | None, world: World, progress: Progress) -> Iterator[None]:
+    """In the folder where the run was started: the paths and modules that it names are meant from there."""
+    home: Path | None = distributed.from_first(world, folder.home if folder else None)
+    if home is None or home == Path.cwd() or not home.is_dir():
+        yield
+        return
+    progress.say(f"working in {home}, where the run was started")
+    if folder is not None:
+        folder.path = folder.path.resolve()
+    sys.path.insert(0, str(home))
+    try:
+        with chdir(home):
+            yield
+    finally:
+        sys.path.remove(str(home))
 
 
 @contextmanager
@@ -110,7 +177,7 @@ def surroundings(config: Config) -> Iterator[None]:
     """Threads, determinism and random numbers as the configuration has them, afterwards as before."""
     threads = torch.get_num_threads()
     if config.device == "cpu":
-        torch.set_num_threads(config.threads or cores())
+        torch.set_num_threads(config.threads or max(1, cores() // distributed.neighbours()))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     tf32 = torch.backends.cudnn.allow_tf32
@@ -130,15 +197,16 @@ def surroundings(config: Config) -> Iterator[None]:
 @contextmanager
 def heeding(jobs: Sequence[Job]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the jobs at their next step, saved; at once where there is nothing to save, or the second
-    time."""
+    time. Not so under torchrun, which sends on what the terminal has sent already, and where all must stop together."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
         asked.append(number)
-        if len(asked) > 1 or all(job.settled for job in jobs):
-            raise StoppedError(max((job.before + job.done for job in jobs), default=0), number)
         for job in jobs:
             job.stopping = True
+        patient = bool(jobs) and distributed.launched()
+        if not patient and (len(asked) > 1 or all(job.settled for job in jobs)):
+            raise StoppedError(max((job.safe for job in jobs), default=0), number, at_once=True)
 
     try:
         before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -150,7 +218,7 @@ def heeding(jobs: Sequence[Job]) -> Iterator[None]:
         raise StoppedError(stopped.step, asked[-1] if asked else signal.SIGINT) from None
     finally:
         for each, handler in before.items():
-            signal.signal(each, handler)
+            signal.signal(each, signal.SIG_IGN if asked and distributed.launched() else handler)
 
 
 def usable(name: str) -> str:

@@ -2,10 +2,12 @@
 
     config.json          the resolved options            metrics.jsonl       a note an epoch, in order
     checkpoints/         the last two good ones          result.json         written last: the run is finished
-    model.safetensors    the network                     report.html         what people look at
+    base.safetensors     the weights it began with       report.html         what people look at
+    model.safetensors    the network                     .lock               held by one process at a time
 
-One process holds the folder at a time (a lock that dies with the process). Every file but the notes is written beside
-and renamed; the notes are cut back to the checkpoint's when a run is taken up again.
+The lock dies with its process; the file says where the run was started, for its paths are meant from there. Every file
+but the notes is written beside and renamed; the notes are cut back to the checkpoint's when a run is taken up again.
+Checkpoints and base.safetensors go when the run is finished.
 """
 
 from __future__ import annotations
@@ -14,28 +16,36 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from growprune import checkpoint
 from growprune.checkpoint import Loaded
 from growprune.config import Config, differences, flag
 from growprune.errors import GrowpruneError
+from growprune.storage import save as save_network
 from growprune.storage import write_whole
 
 CONFIG, NOTES, RESULT, MODEL, REPORT = "config.json", "metrics.jsonl", "result.json", "model.safetensors", "report.html"
+BASE, LOCK, CHECKPOINTS = "base.safetensors", ".lock", "checkpoints"
+SCRAP = re.compile(r"\..+\.(json|jsonl|safetensors|html|png)\.[a-z0-9_]{8}")
+"""What `write_whole` leaves behind when it is killed."""
 ANOTHER = "name another folder with --out"
 
 
 class Folder:
     """A run's folder, held by this process from `Folder.claim` to `close`."""
 
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
-        self.new = False  # made by this process
+    def __init__(self, path: Path, lock: int, config: Mapping[str, Any]) -> None:
+        self.path, self.config = path, config
+        self.new = False  # begun by this process
         self._lock: int | None = lock
 
     @classmethod
@@ -44,22 +54,46 @@ class Folder:
         wanted = config.to_json() if isinstance(config, Config) else dict(config)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            foreign = not (path / CONFIG).exists() and any(p.name != ".lock" for p in path.iterdir())
+            others = (p.name for p in path.iterdir() if p.name != LOCK and not SCRAP.fullmatch(p.name))
+            foreign = not (path / CONFIG).exists() and any(others)
         except OSError as error:
             raise GrowpruneError(f"{path}: {error.strerror}; {ANOTHER}") from error
         if foreign:
             raise GrowpruneError(f"{path}: not empty, and not a run's folder; {ANOTHER}")
-        folder = cls(path, lock(path))
+        folder = cls(path, lock(path), wanted)
         try:
             if (path / CONFIG).exists():
                 folder.compare(read_config(path), wanted)
             else:
-                write_whole(path / CONFIG, json.dumps(wanted, indent=2).encode() + b"\n")
-                folder.new = True
+                folder.begin()
         except BaseException:
+            folder.abandon()
             folder.close()
             raise
+        for each in path.iterdir():
+            if SCRAP.fullmatch(each.name):
+                with suppress(OSError):
+                    each.unlink()
         return folder
+
+    def begin(self) -> None:
+        self.new = True
+        with suppress(OSError):  # it serves those only who go on from elsewhere
+            os.ftruncate(self.lock, 0)
+            os.pwrite(self.lock, os.fsencode(os.path.relpath(Path.cwd(), self.path.resolve())), 0)
+        write_whole(self.path / CONFIG, json.dumps(self.config, indent=2).encode() + b"\n")
+
+    @property
+    def lock(self) -> int:
+        assert self._lock is not None
+        return self._lock
+
+    @property
+    def home(self) -> Path | None:
+        """The folder that the run was started in, if it is known and there."""
+        way = os.fsdecode(os.pread(self.lock, 2**16, 0))
+        place = (self.path.resolve() / way).resolve()
+        return place if way and place.is_dir() else None
 
     def compare(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         if there.get("command") != wanted.get("command"):
@@ -77,25 +111,54 @@ class Folder:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def save(self, step: int, tree: Mapping[str, Any]) -> None:
-        notes = self.path / NOTES
-        size = notes.stat().st_size if notes.exists() else 0
-        checkpoint.save(self.path / "checkpoints", step, {"notes": size, "config": read_config(self.path), **tree})
+        """The notes reach the disk first: a checkpoint must not know of any that a power cut takes back."""
+        notes, size = self.path / NOTES, 0
+        try:
+            with suppress(FileNotFoundError), notes.open("rb") as file:
+                os.fsync(file.fileno())
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise self.unwritten(notes, error) from error
+        checkpoint.save(self.path / CHECKPOINTS, step, {"notes": size, "config": self.config, **tree})
 
     def latest(self, config: Mapping[str, Any]) -> Loaded | None:
-        """The last good checkpoint, the notes cut back to it; None: from the start."""
-        loaded = checkpoint.latest(self.path / "checkpoints")
+        """The last good checkpoint, the notes cut back to it; None: from the start.
+
+        Notes that someone has cut or taken away are missed, and that is said; the run does not depend on them.
+        """
+        loaded = checkpoint.latest(self.path / CHECKPOINTS)
         if loaded is not None:
             self.compare(loaded.tree["config"], config)
-        notes, size = self.path / NOTES, 0 if loaded is None else int(loaded.tree["notes"])
-        if notes.exists():
-            if notes.stat().st_size < size:
-                raise GrowpruneError(f"{notes}: shorter than when the checkpoint was made: was it changed?")
-            with notes.open("rb+") as file:
-                file.truncate(size)
-                os.fsync(file.fileno())
-        elif size:
-            raise GrowpruneError(f"{notes}: missing, though the checkpoint speaks of it")
+        size = 0 if loaded is None else int(loaded.tree["notes"])
+        if self.cut_back(size) < size and loaded is not None:
+            lost = f"{NOTES} is shorter than the checkpoint remembers: some notes up to step {loaded.step} are lost"
+            loaded = replace(loaded, notices=(*loaded.notices, lost))
         return loaded
+
+    def cut_back(self, size: int) -> int:
+        """The notes to so many bytes, or to the whole lines there are; how many there were."""
+        path = self.path / NOTES
+        try:
+            with path.open("rb+") as file:
+                there = file.read()
+                file.truncate(size if len(there) >= size else there.rfind(b"\n") + 1)
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise self.unwritten(path, error) from error
+        return len(there)
+
+    # -- the weights it began with -----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> str | None:
+        return str(self.path / BASE) if (self.path / BASE).is_file() else None
+
+    def keep_base(self, net: nn.Module) -> None:
+        """Whoever made them may change or delete them while this run is under way; it needs them to its end."""
+        if self.base is None:
+            save_network(net, self.path / BASE)
 
     # -- notes and result --------------------------------------------------------------------------------------------
 
@@ -109,13 +172,19 @@ class Folder:
                     file.truncate(before)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise GrowpruneError(
-                f"{path}: cannot be written: {error.strerror}; what was saved is intact: growprune resume {self.path}"
-            ) from error
+            raise self.unwritten(path, error) from error
+
+    def unwritten(self, path: Path, error: OSError) -> GrowpruneError:
+        saved = f"what was saved is intact: growprune resume {self.path}"
+        return GrowpruneError(f"{path}: cannot be written: {error.strerror}; {saved}")
 
     def notes(self) -> list[dict[str, Any]]:
-        path = self.path / NOTES
-        return [json.loads(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+        """All that can be read: a damaged line must not keep a run from its end."""
+        path, found = self.path / NOTES, []
+        for line in path.read_bytes().splitlines() if path.exists() else ():
+            with suppress(ValueError):
+                found.append(json.loads(line))
+        return [note for note in found if isinstance(note, dict)]
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -127,29 +196,34 @@ class Folder:
         write_whole(self.path / name, blob)
 
     def tidy(self) -> None:
-        """A finished run needs no checkpoints."""
-        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        """A finished run, once it is on the disk, needs no checkpoints."""
+        checkpoint.settle(self.path)
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+        with suppress(OSError):
+            (self.path / BASE).unlink(missing_ok=True)
 
     def abandon(self) -> None:
         """Leave nothing of a run that could not even begin, so that the corrected command may use the same folder."""
-        if self.new and not (self.path / "checkpoints").exists():
-            for name in (CONFIG, NOTES, ".lock"):
-                (self.path / name).unlink(missing_ok=True)
-            with suppress(OSError):  # it holds something else, or was there before
+        if self.new and not (self.path / CHECKPOINTS).exists():
+            with suppress(OSError):  # where nothing can be removed either, or something else is in it
+                for each in (CONFIG, NOTES, BASE, *(p.name for p in self.path.glob("events.out.*")), LOCK):
+                    (self.path / each).unlink(missing_ok=True)
                 self.path.rmdir()
 
 
 def lock(path: Path) -> int:
     """Hold the folder; the system lets go of it when the process ends, however it ends."""
     try:
-        found = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        found = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise GrowpruneError(f"{path}: {error.strerror}; {ANOTHER}") from error
     try:
         fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(found), os.stat(path / LOCK)):  # another process has just let go of it
+            raise OSError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK))
     except OSError as error:
         os.close(found)
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
             raise GrowpruneError(f"{path}: in use by another process; wait for it, or {ANOTHER}") from error
         raise GrowpruneError(f"{path}: cannot be locked: {error.strerror}; {ANOTHER}") from error
     return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from growprune import convolutions, distributed
 from growprune.distributed import World
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, line
 from growprune.pruner import Pruner
 from growprune.running import leaves
 
@@ -89,12 +89,15 @@ class Step:
         self.device, self.seeds, self.smoothing, self.world = device, seeds, smoothing, world or World()
         self.cuda = device.startswith("cuda")
         self.parameters = [p for p in net.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise GrowpruneError("nothing to train: every parameter of this network is frozen")
         self.pruner: Pruner | None = None
         self.choice = Choice()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.trained: nn.Module = net
-        self.loss_of: Callable[[Tensor, Tensor], Tensor] = self.loss
-        self.all_rates = torch.tensor([*rates, 0.0], device=device) if self.cuda else torch.zeros(0)
+        self.loss_of: Callable[[Step, Tensor, Tensor], Tensor] = Step.loss  # unbound: no cycle keeps a graph alive
+        self.all_rates = torch.tensor(rates or [0.0], device=device) if self.cuda else torch.zeros(0)
+        self.random = torch.Generator(device) if self.cuda else None  # what the captured step draws from
         self.count = torch.zeros(1, dtype=torch.long, device=device)  # the next step's number in this stage
         self.good = torch.zeros((), device=device)  # steps whose numbers were all finite
         self.bad = torch.zeros((), device=device)  # 1 from the first step on that was not
@@ -118,29 +121,27 @@ class Step:
         """One step, eagerly, or into the graph that is being captured."""
         x, y = self.feed(self.count)
         with convolutions.swapped(self.net, self.choice.kernels):
-            loss = self.loss_of(x, y)
+            loss = self.loss_of(self, x, y)
             if self.world.size > 1:  # DistributedDataParallel averages gradients on their way into .grad
                 self.optimizer.zero_grad()
                 loss.backward()
             else:
-                found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-                for p, grad in zip(self.parameters, found, strict=True):
-                    p.grad = grad
-        self.guard(loss.detach())
+                put(self.parameters, torch.autograd.grad(loss, self.parameters, allow_unused=True))
+        loss = distributed.mean(self.world, loss.detach())
+        self.guard(loss)
         if self.cuda:
-            self.optimizer.param_groups[0]["lr"].copy_(self.all_rates.index_select(0, self.count)[0])
+            at = self.count.clamp(max=len(self.all_rates) - 1)  # trials may go past the end of a short stage
+            self.optimizer.param_groups[0]["lr"].copy_(self.all_rates.index_select(0, at)[0])
         self.optimizer.step()
         self.count.add_(1)
-        self.lost.add_(loss.detach())
+        self.lost.add_(loss)
 
     @torch.no_grad()
     def guard(self, loss: Tensor) -> None:
         """Find out whether all gradients are finite, and see to it that the update is not done if not: on a GPU the
         fused optimizer skips it, without telling the host; on a CPU this raises."""
         norms = torch._foreach_norm([p.grad for p in self.parameters if p.grad is not None])
-        norm = torch.stack([n.float() for n in norms]).sum()
-        if self.world.size == 1:
-            norm = norm + loss
+        norm = torch.stack([n.float() for n in norms]).sum() + loss
         self.bad.copy_(torch.maximum(self.bad, (~norm.isfinite()).float()))
         self.good.add_(1 - self.bad)
         if self.cuda:
@@ -172,8 +173,11 @@ class Step:
         """What a network draws at random (dropout) in this step."""
         number = mixed(*self.seeds, step, self.world.rank)
         torch.default_generator.manual_seed(number)
-        if self.cuda:
-            torch.cuda.default_generators[torch.device(self.device).index or 0].manual_seed(number)
+        if self.random is not None:
+            (self.default_random() if self.graph is None else self.random).manual_seed(number)
+
+    def default_random(self) -> torch.Generator:
+        return torch.cuda.default_generators[torch.device(self.device).index or 0]
 
     def start(self, step: int) -> None:
         """Go on at this step."""
@@ -192,23 +196,45 @@ class Step:
             state["momentum_buffer"] = torch.empty_like(p).copy_(state["momentum_buffer"])
             p.grad = None
         if self.world.size > 1:
-            self.trained = distributed.parallel(self.world, self.net, self.device)
-        self.loss_of = torch.compile(self.loss, dynamic=False) if choice.compiled else self.loss
+            with self.left_as_found():
+                self.trained = distributed.parallel(self.net, self.device, self.tried)
+        self.loss_of = compiled_loss() if choice.compiled else Step.loss
+
+    def tried(self, net: nn.Module) -> Tensor:
+        self.trained = net
+        return self.loss(*self.feed(self.count))
 
     def capture(self, attach: Callable[[], None] = lambda: None) -> None:
         """Warm up, leave everything as it was, then record the step, with what `attach` hangs on the optimizer."""
         with self.left_as_found():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    self.once()
-            torch.cuda.current_stream().wait_stream(side)
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(here)
+            try:
+                with torch.cuda.stream(side):
+                    for _ in range(3):
+                        self.once()
+            finally:  # memory may run out in the midst of it, and what is put back must not be overtaken
+                here.wait_stream(side)
         attach()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with self.apart(), torch.cuda.graph(graph):
             self.once()
         self.graph = graph
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """A graph recorded inside has random numbers and a cuBLAS workspace of its own. Torch gives all graphs of a
+        process the same ones, which those of several runs, replayed at a time, would overwrite for each other."""
+        assert self.random is not None
+        shared = self.default_random()
+        before = shared.graphsafe_get_state()
+        shared.graphsafe_set_state(self.random)
+        torch._C._cuda_clearCublasWorkspaces()
+        try:
+            yield
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
+            shared.graphsafe_set_state(before)
 
     def milliseconds(self, steps: int = 10) -> float:
         """What a captured step takes: the least of three rounds; everything is left as it was."""
@@ -230,13 +256,38 @@ class Step:
         mine = [self.count, self.good, self.bad, self.lost, *self.net.parameters(), *self.net.buffers()]
         mine += [state["momentum_buffer"] for state in self.optimizer.state.values()]
         before = [t.detach().clone() for t in mine]
-        self.count.clamp_(max=max(0, len(self.rates) - 40))
         try:
             yield
         finally:
             with torch.no_grad():
                 for now, then in zip(mine, before, strict=True):
                     now.copy_(then)
+
+
+def put(parameters: Iterable[nn.Parameter], found: Iterable[Tensor | None]) -> None:
+    """Gradients into .grad as `backward` does it: each in memory of its own, laid out as its parameter is. The penalty
+    is added in place, and the fused optimizer goes through gradient, weight and momentum side by side."""
+    taken: set[int] = set()
+    for p, grad in zip(parameters, found, strict=True):
+        if grad is not None and (grad.data_ptr() in taken or not alike(p, grad)):
+            grad = torch.empty_like(p).copy_(grad)
+        if grad is not None:
+            taken.add(grad.data_ptr())
+        p.grad = grad
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Do tensors of one shape have the same place for each entry? (A dimension of one has any stride.)"""
+    return all(n == 1 or i == j for n, i, j in zip(a.shape, a.stride(), b.stride(), strict=True))
+
+
+def compiled_loss() -> Callable[[Step, Tensor, Tensor], Tensor]:
+    """The loss through torch.compile, once for all networks of the same shapes. After eight different ones it would
+    quietly go on without, so in a process of many runs the second run of one would not compute what the first did."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, 10_000)
+    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 10_000)
+    return torch.compile(Step.loss, dynamic=False)
 
 
 def mixed(*numbers: int) -> int:
@@ -256,7 +307,11 @@ WORTH_COMPILING = 90.0
 
 
 def choose(step: Step, asked: Any, steps: int, say: Callable[[str], None]) -> Choice:
-    """The fastest way to compute this step on this GPU, by trying; what `asked` (a Config) fixes stays fixed."""
+    """The fastest way to compute this step on this GPU, by trying; what `asked` (a Config) fixes stays fixed.
+
+    Where the same bits are wanted each time, nothing may hang on the clock: then by rule, which is what mostly wins.
+    """
+    by_rule = torch.are_deterministic_algorithms_enabled()
 
     def trial(choice: Choice) -> Choice:
         try:
@@ -270,21 +325,37 @@ def choose(step: Step, asked: Any, steps: int, say: Callable[[str], None]) -> Ch
 
     layouts = ["channels_last", "contiguous"] if asked.layout == "auto" else [asked.layout]
     precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
+    if by_rule:
+        layouts, precisions = layouts[:1], precisions[:1]
     best = min((trial(Choice(each, layouts[0])) for each in precisions), key=pace)
     best = min([best, *(trial(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
     if asked.kernels != "off" and best.precision == "bf16" and best.layout == "channels_last":
-        found = convolutions.faster(step.net, step.feed.normalized(step.feed(step.count)[0], torch.bfloat16))
+        example = step.feed.normalized(step.feed(step.count)[0], torch.bfloat16)
+        found = convolutions.faster(step.net, example, by_rule)
         if found:
-            best = min([best, trial(Choice(best.precision, best.layout, False, found))], key=pace)
-    if asked.compile == "on" or (asked.compile == "auto" and steps * pace(best) / 1e3 > WORTH_COMPILING):
-        started = time.perf_counter()
-        compiled = trial(Choice(best.precision, best.layout, True, best.kernels))
-        took = time.perf_counter() - started
-        say(f"compiled in {took:.0f} s: {pace(compiled):.2f} ms a step instead of {pace(best):.2f}")
-        best = compiled if asked.compile == "on" else min([best, compiled], key=pace)
+            tried = trial(Choice(best.precision, best.layout, False, found))
+            best = tried if by_rule and pace(tried) < math.inf else min([best, tried], key=pace)
+    long = not by_rule and steps * pace(best) / 1e3 > WORTH_COMPILING
+    if pace(best) < math.inf and (asked.compile == "on" or (asked.compile == "auto" and long)):
+        best = compiled(best, trial, asked.compile == "on", say)
     if pace(best) == math.inf:
         raise GrowpruneError("the GPU's memory does not hold one training step: choose a smaller --batch")
     return best
+
+
+def compiled(best: Choice, trial: Callable[[Choice], Choice], wanted: bool, say: Callable[[str], None]) -> Choice:
+    """The same, compiled: if that is faster, or `wanted` in any case."""
+    started = time.perf_counter()
+    try:
+        tried = trial(Choice(best.precision, best.layout, True, best.kernels))
+    except Exception as error:  # no C compiler on this machine, or a network that cannot be compiled
+        if wanted:
+            raise GrowpruneError(f"--compile on: it cannot be done here: {line(error)}; try off") from error
+        say(f"torch.compile cannot be used here: {line(error)}")
+        return best
+    took = time.perf_counter() - started
+    say(f"compiled in {took:.0f} s: {pace(tried):.2f} ms a step instead of {pace(best):.2f}")
+    return tried if wanted else min([best, tried], key=pace)
 
 
 def pace(choice: Choice) -> float:
@@ -294,15 +365,12 @@ def pace(choice: Choice) -> float:
 @contextmanager
 def determinism(wanted: bool) -> Iterator[None]:
     """The same bits each time on a GPU; else the fastest kernels that cuDNN finds by trying."""
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-    )
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     torch.use_deterministic_algorithms(wanted)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not wanted, wanted
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before[1:]
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn

@@ -33,6 +33,7 @@ from growprune.pruner import Pruner
 from growprune.report.events import Events
 from growprune.report.progress import Progress
 from growprune.run import MODEL, REPORT, RESULT, Folder
+from growprune.running import tensors
 from growprune.step import Choice, NonFiniteError, Step, choose, determinism
 
 CHECKED_EVERY = 200
@@ -49,16 +50,24 @@ class Stage:
     number: int
     batch: int
 
+    @property
+    def option(self) -> str:
+        return "--prune-batch" if self.name == "prune" else "--batch"
+
 
 STAGES = {"train": (("train", 0),), "prune": (("prune", 1), ("finetune", 2))}
 
 
-class StoppedError(Exception):
-    """Someone asked the run to stop; all is saved."""
+class StoppedError(BaseException):
+    """Someone asked the run to stop: `step` is saved. `at_once`: from wherever it was, with no save of its own.
 
-    def __init__(self, step: int, signal: int = 2) -> None:
+    Like KeyboardInterrupt it is no Exception: what tries things out, and takes an exception for an answer, must not
+    take this one.
+    """
+
+    def __init__(self, step: int, signal: int = 2, at_once: bool = False) -> None:
         super().__init__(f"stopped at step {step}; all is saved")
-        self.step, self.signal = step, signal
+        self.step, self.signal, self.at_once = step, signal, at_once
 
 
 class Job:
@@ -81,7 +90,7 @@ class Job:
             for name, number in STAGES[config.command]
         ]
         for stage in self.stages:
-            self.world.check("--prune-batch" if stage.name == "prune" else "--batch", stage.batch)
+            self.world.check(stage.option, stage.batch)
         self.images = Images(config, device, self.world)
         self.at, self.done, self.before = 0, 0, 0  # the stage, steps done in it, steps of the stages before
         self.accuracy: dict[str, float | None] = dict.fromkeys(
@@ -90,18 +99,21 @@ class Job:
         self.choices: dict[str, Any] = {}
         self.kept: dict[str, list[int]] = {}
         self.seconds = 0.0
-        self.stopping, self.settled = False, True
+        self.stopping, self.settled, self.safe = False, True, 0  # `safe`: the step of the last checkpoint
         self.pruner: Pruner | None = None
         self.step: Step | None = None
         self.begun = self.saved = self.noted = time.perf_counter()
         self.noted_at = self.timed_at = 0
         self.events: Events | None = None
         self.net = self.network()
+        if folder is not None and getattr(config, "weights", None):
+            folder.keep_base(self.net)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def work(self) -> Iterator[None]:
         """All that is left to do, step by step."""
+        self.check_batches()
         tree = self.resumed()
         while self.at < len(self.stages):
             stage = self.stages[self.at]
@@ -114,7 +126,7 @@ class Job:
             while not self.over(stage):
                 phase = self.phase(stage)
                 self.settled = False
-                step(self.done)
+                self.do(step)
                 self.done += 1
                 self.progress.step(self.done, phase=phase, penalty=self.penalty())
                 if self.due(stage, phase):
@@ -198,40 +210,57 @@ class Job:
         return self.done % every == 0 or self.over(stage) or self.phase(stage) != phase
 
     def interrupted(self) -> bool:
-        if self.world.size > 1 and self.done % 10:
+        if self.world.size > 1 and self.cuda and self.done % 10:  # asking the others makes a GPU wait for its host
             return False
-        return distributed.anyone(self.world, self.stopping, self.device)
+        return distributed.anyone(self.world, self.stopping)
+
+    def do(self, step: Step) -> None:
+        try:
+            step(self.done)
+        except NonFiniteError as error:  # on a CPU it is noticed at once
+            raise self.not_finite(error.step) from None
 
     def check(self) -> None:
+        """Raise if a step was not finite, or if a finite gradient has made the weights infinite."""
         assert self.step is not None
         try:
             self.step.check()
         except NonFiniteError as error:
-            raise self.not_finite(error) from None
+            raise self.not_finite(error.step) from None
+        if not bool(torch.stack([p.isfinite().all() for p in self.net.parameters()]).all()):
+            raise self.not_finite(self.done, "a weight", "none such was saved")
 
-    def not_finite(self, error: NonFiniteError) -> GrowpruneError:
-        where = f"; the last good checkpoint stays: {self.folder.path}" if self.folder else ""
-        stage, epoch = self.stages[self.at].name, error.step / self.epoch
+    def not_finite(
+        self, step: int, what: str = "the loss or a gradient", but: str = "stopped before it changed any weight"
+    ) -> GrowpruneError:
+        where = f"; the checkpoint of step {self.safe} stays: {self.folder.path}" if self.folder else ""
+        stage, epoch = self.stages[self.at].name, step / self.epoch
         return GrowpruneError(
-            f"the loss or a gradient is not finite at step {self.before + error.step} ({stage}, epoch {epoch:.1f}): "
-            f"stopped before it changed any weight; try a lower learning rate{where}"
+            f"{what} is not finite at step {self.before + step} ({stage}, epoch {epoch:.1f}): "
+            f"{but}; try a lower learning rate{where}"
         )
 
     # -- what it starts from -----------------------------------------------------------------------------------------
 
     def network(self) -> nn.Module:
-        """The network as the configuration has it: fresh by the seed, or with trained weights."""
-        config, weights = self.config, getattr(self.config, "weights", None)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(config.seed)
-            if weights:
-                net = models.restore(config.model, self.images.classes, weights)
-            else:
-                net = models.fresh(config.model, self.images.classes)
-        net = net.to(self.device)
+        """The network that the run begins with: fresh by the seed, or with trained weights."""
+        weights = getattr(self.config, "weights", None)
+        net = self.made(self.beginning(weights) if weights else None).to(self.device)
         self.try_out(net)
         distributed.same_weights(self.world, net)
         return net
+
+    def made(self, weights: str | None = None) -> nn.Module:
+        """The model as its function makes it, which may draw random numbers, or that with these weights."""
+        model, classes = self.config.model, self.images.classes
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.config.seed)
+            return models.restore(model, classes, weights) if weights else models.fresh(model, classes)
+
+    def beginning(self, weights: str) -> str:
+        """Where the first weights lie: the run's own copy, for theirs may have changed or gone since it began."""
+        kept: str | None = distributed.from_first(self.world, self.folder.base if self.folder else None)
+        return kept if kept and Path(kept).is_file() else weights
 
     @torch.no_grad()
     def try_out(self, net: nn.Module) -> None:
@@ -249,6 +278,13 @@ class Job:
             raise GrowpruneError(
                 f"{self.config.model} gives {got} for one image; {self.config.data} has {self.images.classes} classes"
             )
+
+    def check_batches(self) -> None:
+        """Of every stage: what the last one cannot do must be said before the first."""
+        there = self.images.sizes["train"]
+        for stage in self.stages:
+            if stage.batch > there:
+                raise GrowpruneError(f"{stage.option}: there are no {stage.batch} images to take, but {there}")
 
     def made_pruner(self) -> Pruner:
         config = self.config
@@ -388,8 +424,9 @@ class Job:
         final = self.test(self.net, exact=True)
         self.accuracy |= {"final": final, "best": max(final, self.accuracy["best"] or 0.0)}
         self.net.to(memory_format=torch.contiguous_format)
-        result = outcome.of(
-            self.config, self.images, self.network(), self.net, self.device, accuracy=self.accuracy, steps=self.before,
+        base = self.network()
+        result = {} if not self.world.first else outcome.of(
+            self.config, self.images, base, self.net, self.device, accuracy=self.accuracy, steps=self.before,
             seconds=round(self.elapsed(), 3), widths=self.kept,
             choices={name: outcome.shown(choice) for name, choice in self.choices.items()},
             environment=outcome.environment(self.device, self.world.size),
@@ -401,7 +438,7 @@ class Job:
             self.folder.tidy()
         if self.events is not None:
             self.events.close()
-        self.result = result
+        self.result: dict[str, Any] = distributed.from_first(self.world, result)
 
     # -- stopping and going on ---------------------------------------------------------------------------------------
 
@@ -413,18 +450,18 @@ class Job:
         self.check()
         if self.folder is not None:
             self.folder.save(self.before + self.done, self.tree())
-        self.saved, self.settled = time.perf_counter(), True
+        self.saved, self.settled, self.safe = time.perf_counter(), True, self.before + self.done
 
     def tree(self) -> dict[str, Any]:
         assert self.step is not None
-        facts, tensors = storage.described(self.net)
+        facts, stored = storage.described(self.net)
         names = {id(p): name for name, p in self.net.named_parameters()}
         return {
             "at": self.at,
             "done": self.done,
             "before": self.before,
             "facts": facts,
-            "net": tensors,
+            "net": stored,
             "momentum": {names[id(p)]: s["momentum_buffer"] for p, s in self.step.optimizer.state.items()},
             "pruner": None if self.pruner is None else self.pruner.state_dict(),
             "lost": self.step.lost,
@@ -434,7 +471,14 @@ class Job:
             "kept": self.kept,
             "seconds": self.elapsed(),
             "threads": torch.get_num_threads(),
+            "images": self.seen(),
         }
+
+    def seen(self) -> dict[str, Any]:
+        """What tells these images from others."""
+        images = self.images
+        known: dict[str, Any] = {**images.sizes, "shape": list(images.shape), "classes": list(images.dataset.classes)}
+        return known | ({"mean": list(images.dataset.mean)} if images.test is not None else {})
 
     def resumed(self) -> dict[str, Any] | None:
         """The last good checkpoint's tree, in every process; the network is then the one it holds."""
@@ -449,9 +493,19 @@ class Job:
         self.at, self.done, self.before = tree["at"], tree["done"], tree["before"]
         self.accuracy, self.choices, self.kept = tree["accuracy"], tree["choices"], tree["kept"]
         self.seconds, self.begun = tree["seconds"], time.perf_counter()
-        fresh = models.fresh(self.config.model, self.images.classes)
+        self.safe = self.before + self.done
+        for key, now in self.seen().items():
+            if tree["images"][key] != now:
+                raise GrowpruneError(
+                    f"data '{self.config.data}': not the images that this run began with: {key} was "
+                    f"{tree['images'][key]}, is {now}; put them back, or begin another run with --out"
+                )
         where = self.folder.path if self.folder else Path()
-        self.net = storage.rebuilt(fresh, tree["facts"], tree["net"], where).to(self.device)
+        there = storage.rebuilt(self.made(), tree["facts"], tree["net"], where).to(self.device)
+        if self.stages[self.at].name == "prune":  # its pruner is made of the network as it began: see `take_up`
+            tree["now"] = tensors(there)
+        else:
+            self.net = there
         if not self.cuda and tree["threads"] != torch.get_num_threads():
             torch.set_num_threads(tree["threads"])  # sums would round differently
         self.progress.say(f"going on at step {self.before + self.done}")
@@ -459,14 +513,16 @@ class Job:
 
     def take_up(self, step: Step, tree: Mapping[str, Any]) -> None:
         """Into a stage that was left in its middle."""
-        own = dict(self.net.named_parameters())
+        own: dict[str, Any] = tensors(self.net)
+        with torch.no_grad():
+            for name, now in tree.get("now", {}).items():
+                own[name].copy_(now)
         for name, momentum in tree["momentum"].items():
             step.optimizer.state[own[name]]["momentum_buffer"].copy_(momentum)
         step.lost.copy_(tree["lost"])
         self.noted_at = tree["noted_at"]
         if self.pruner is not None and tree["pruner"] is not None:
             self.pruner.load_state_dict(tree["pruner"])
-            self.steps = self.pruner.total_steps
 
 
 def magnitudes(pruner: Pruner) -> dict[str, dict[str, Any]]:

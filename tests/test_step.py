@@ -1,0 +1,767 @@
+"""A training step on a CPU: what a plain loop computes, a guard that keeps weights whole, and the choice of the fastest
+way with the clock in our hands. The same on a GPU: test_gpu_step.py."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import growprune as gp
+from growprune import convolutions
+from growprune import step as steps
+from growprune.data import Dataset, Normal, Resident, load
+from growprune.distributed import World
+from growprune.feeds import FromFiles, FromMemory
+from growprune.reading import Part
+from growprune.step import Choice, NonFiniteError, Step, choose, determinism, mixed, put
+from growprune.streaming import Streamed
+
+IMAGES, BATCH, SIZE, CLASSES = 40, 6, 8, 4
+RATES = [0.1 / (i + 1) for i in range(24)]
+
+
+def dataset() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (IMAGES, SIZE, SIZE, 3), dtype=torch.uint8, generator=generator)
+    part = Part(x, torch.arange(IMAGES) % CLASSES)
+    return Dataset("noise", part, part, tuple("abcd"), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4), pad=1, flip=True)
+
+
+class Small(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 6, 3, padding=1)
+        self.drop = nn.Dropout(dropout)
+        self.fc = nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.bn1(self.conv1(x)))
+        out: Tensor = self.fc(self.drop(F.relu(self.conv2(x)).mean((2, 3))))
+        return out
+
+
+def fresh(build: Callable[[], nn.Module] = Small) -> nn.Module:
+    torch.manual_seed(0)
+    return build()
+
+
+def sgd(net: nn.Module, **how: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), **{"lr": 0.0, "momentum": 0.9, "weight_decay": 5e-4, **how})
+
+
+def made(net: nn.Module, rates: Sequence[float] = RATES, fused: bool = False, **how: Any) -> Step:
+    """A step over the noise. `fused`: with the update and the guard that a GPU has, which do not ask the host; torch
+    can do that on a CPU too."""
+    optimizer = sgd(net, lr=torch.tensor(0.0), fused=True) if fused else sgd(net)
+    feed = FromMemory(Resident(dataset(), "cpu", BATCH), 3, 1, how.get("world") or World(), "cpu")
+    step = Step(net, optimizer, feed, rates, device="cpu", **how)
+    if fused:
+        step.cuda, step.all_rates = True, torch.tensor(rates)
+    return step
+
+
+def parts(step: Step) -> dict[str, Tensor]:
+    """Everything that a step may change."""
+    found: dict[str, Tensor] = {**dict(step.net.named_parameters()), **dict(step.net.named_buffers())}
+    found |= {f"momentum {i}": s["momentum_buffer"] for i, s in enumerate(step.optimizer.state.values())}
+    found |= {name: getattr(step, name) for name in ("count", "good", "bad", "lost")}
+    return found
+
+
+def state(step: Step) -> dict[str, Tensor]:
+    """All that, copied."""
+    return {name: t.detach().clone() for name, t in parts(step).items()}
+
+
+def differing(a: dict[str, Tensor], b: dict[str, Tensor]) -> list[str]:
+    assert list(a) == list(b)
+    return [name for name in a if not torch.equal(a[name], b[name])]
+
+
+# -- a plain loop -----------------------------------------------------------------------------------------------------
+
+
+def by_hand(number: int, resident: Resident, set_: Dataset) -> tuple[Tensor, Tensor]:
+    """A batch as the plan has it, made image by image."""
+    epoch, place = divmod(number, resident.steps)
+    assert isinstance(set_.train, Part)
+    images, labels = [], []
+    for index, top, left, flip in resident.plan(3, 1, epoch)[place].tolist():
+        image = F.pad(set_.train.x[index].permute(2, 0, 1), [set_.pad] * 4)[:, top : top + SIZE, left : left + SIZE]
+        images.append(image.flip(2) if flip else image)
+        labels.append(set_.train.y[index])
+    return Normal(set_, "cpu")(torch.stack(images)), torch.stack(labels)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_twenty_steps_are_those_of_a_plain_loop(smoothing: float, pruned: bool) -> None:
+    """Bit for bit: weights, statistics, momentum, the sum of losses. Six steps an epoch, so it goes through three."""
+    schedule = gp.GReg1(delta_lambda=0.1, ku=2, ks=4)
+    step, plain = made(fresh(), smoothing=smoothing), fresh()
+    optimizer, total = sgd(plain), 0.0
+    pruners = []
+    if pruned:
+        for net, each in ((step.net, step.optimizer), (plain, optimizer)):
+            pruners.append(gp.Pruner(net, torch.zeros(1, 3, SIZE, SIZE), schedule))
+            pruners[-1].attach(each)
+    set_, resident = dataset(), Resident(dataset(), "cpu", BATCH)
+    assert resident.steps == 6
+    for number in range(20):
+        step(number)
+        x, y = by_hand(number, resident, set_)
+        optimizer.param_groups[0]["lr"] = RATES[number]
+        optimizer.zero_grad()
+        loss = F.cross_entropy(plain(x), y, label_smoothing=smoothing)
+        loss.backward()
+        optimizer.step()
+        total += float(loss.detach())
+    other = made(plain)
+    for s, t in zip(other.optimizer.state.values(), optimizer.state.values(), strict=True):
+        s["momentum_buffer"] = t["momentum_buffer"]
+    assert set(differing(state(step), state(other))) == {"count", "good", "lost"}
+    assert int(step.count) == int(step.good) == 20
+    assert float(step.lost) == pytest.approx(total, rel=1e-12)
+    if pruned:
+        assert pruners[0].step_count == 20
+        assert torch.equal(pruners[0]._pruned, pruners[1]._pruned)
+
+
+def test_the_feed_of_one_process_of_three_is_its_third() -> None:
+    source = Resident(dataset(), "cpu", BATCH)
+    whole = FromMemory(source, 3, 1, World(), "cpu")
+    for number in (0, 5, 6, 13):
+        whole.prepare(number)
+        thirds = []
+        for rank in range(3):
+            feed = FromMemory(source, 3, 1, World(rank, 3), "cpu")
+            feed.prepare(number)
+            thirds.append(feed(torch.tensor([number])))
+        for one, three in zip(whole(torch.tensor([number])), zip(*thirds, strict=True), strict=True):
+            assert torch.equal(one, torch.cat(three))
+
+
+def test_the_learning_rate_is_the_steps_own() -> None:
+    step = made(fresh(), rates=[0.3, 0.2, 0.1])
+    seen = []
+    for number in (0, 1, 2, 3, 9, 1):
+        step(number)
+        seen.append(step.optimizer.param_groups[0]["lr"])
+    assert seen == [0.3, 0.2, 0.1, 0.1, 0.1, 0.2]
+
+
+def test_the_learning_rate_on_the_device_is_the_steps_own() -> None:
+    """Looked up by the counter there; trials of a short stage run past the table's end."""
+    step = made(fresh(), rates=[0.3, 0.2, 0.1], fused=True)
+    seen = []
+    for number in range(5):
+        step(number)
+        seen.append(float(step.optimizer.param_groups[0]["lr"]))
+    assert seen == pytest.approx([0.3, 0.2, 0.1, 0.1, 0.1])
+    step.start(1)
+    step(1)
+    assert float(step.optimizer.param_groups[0]["lr"]) == pytest.approx(0.2)
+
+
+def test_layouts_and_precisions_compute_the_same() -> None:
+    results = []
+    for choice in (Choice(), Choice(layout="channels_last"), Choice("bf16"), Choice("bf16", "channels_last")):
+        step = made(fresh())
+        step(0)
+        step.use(choice)  # in the midst of things: momentum comes along
+        momentum = step.optimizer.state[step.net.conv2.weight]["momentum_buffer"]  # type: ignore[union-attr, index]
+        assert momentum.is_contiguous() != (choice.layout == "channels_last")
+        assert float(momentum.abs().sum()) > 0
+        for number in range(1, 6):
+            step(number)
+        results.append(torch.cat([p.detach().flatten() for p in step.net.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in fresh().parameters()])
+    moved = float((results[0] - start).norm())
+    assert float((results[1] - results[0]).norm()) < 1e-5 * moved
+    for low in results[2:]:
+        assert 1e-5 * moved < float((low - results[0]).norm()) < 0.05 * moved
+
+
+# -- networks of all kinds --------------------------------------------------------------------------------------------
+
+
+class Outputs(NamedTuple):
+    logits: Tensor
+    aux: Tensor | None
+
+
+class WithAux(nn.Module):
+    """An auxiliary head, whose output comes after the logits, as in GoogLeNet and Inception."""
+
+    def __init__(self, form: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.aux, self.form = Small(), nn.Linear(3, CLASSES), form
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(self.body(x), self.aux(x.mean((2, 3))))
+
+
+def forms() -> dict[str, Callable[[Tensor, Tensor], Any]]:
+    from torchvision.models.googlenet import GoogLeNetOutputs
+    from torchvision.models.inception import InceptionOutputs
+
+    return {
+        "tuple": lambda logits, aux: (logits, aux),
+        "named tuple": Outputs,
+        "googlenet": lambda logits, aux: GoogLeNetOutputs(logits, aux, None),
+        "inception": InceptionOutputs,
+        "dict": lambda logits, aux: {"out": logits, "aux": aux},
+        "object": lambda logits, aux: SimpleNamespace(logits=logits, aux=aux),
+    }
+
+
+@pytest.mark.parametrize("form", ["tuple", "named tuple", "googlenet", "inception", "dict", "object"])
+def test_auxiliary_outputs_are_left_out(form: str) -> None:
+    step, plain = made(fresh(lambda: WithAux(forms()[form]))), made(fresh())
+    assert isinstance(step.net, WithAux)
+    before = step.net.aux.weight.detach().clone()
+    for number in range(4):
+        step(number)
+        plain(number)
+    assert not differing(dict(step.net.body.named_parameters()), dict(plain.net.named_parameters()))  # type: ignore[arg-type]
+    assert torch.equal(step.net.aux.weight, before), "no gradient, no decay"
+    assert float(step.lost) == float(plain.lost)
+
+
+def test_frozen_parameters_stay() -> None:
+    step = made(fresh())
+    net = fresh()
+    net.conv1.weight.requires_grad_(False)  # type: ignore[union-attr]
+    frozen = made(net)
+    before = net.conv1.weight.detach().clone()  # type: ignore[union-attr, operator]
+    with frozen.left_as_found():
+        frozen.once()
+    for number in range(3):
+        step(number)
+        frozen(number)
+    assert torch.equal(net.conv1.weight, before)  # type: ignore[arg-type]
+    assert not torch.equal(net.fc.weight, fresh().fc.weight)  # type: ignore[union-attr, arg-type]
+    assert len(frozen.optimizer.state) == len(step.optimizer.state) - 1
+    with pytest.raises(gp.GrowpruneError, match="frozen"):
+        made(net.requires_grad_(False))
+
+
+def test_chance_follows_from_the_steps_number() -> None:
+    """Dropout is the same in step 5 of a run whatever was drawn before, and another in any other step, stage, seed or
+    process."""
+
+    def weights(number: int, seeds: tuple[int, int] = (0, 0), noise: int = 0) -> Tensor:
+        step = made(fresh(lambda: Small(0.5)), seeds=seeds)
+        step.feed.prepare(0)
+        torch.manual_seed(noise)
+        step.seed(number)
+        step.optimizer.param_groups[0]["lr"] = 0.1
+        step.once()
+        return step.net.fc.weight.detach().clone()  # type: ignore[union-attr, operator]
+
+    found = weights(5)
+    assert torch.equal(weights(5, noise=9), found)
+    for other in (weights(6), weights(5, seeds=(1, 0)), weights(5, seeds=(0, 1))):
+        assert not torch.equal(other, found)
+    step = made(fresh())
+    drawn = []
+    for rank in (0, 1):
+        step.world = World(rank, 2)
+        step.seed(5)
+        drawn.append(torch.rand(4))
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_a_resumed_run_drops_what_the_uninterrupted_one_drops() -> None:
+    whole = made(fresh(lambda: Small(0.5)))
+    for number in range(5):
+        whole(number)
+    middle = state(whole)
+    for number in range(5, 10):
+        whole(number)
+    again = made(fresh(lambda: Small(0.5)))
+    with torch.no_grad():
+        for name, t in parts(again).items():
+            t.copy_(middle[name])
+    for number in range(5, 10):
+        again(number)
+    assert not differing(state(again), state(whole))
+
+
+def test_numbers_are_mixed_well() -> None:
+    digest = hashlib.sha256(b"7,1,20000,3").digest()
+    assert mixed(7, 1, 20000, 3) == int.from_bytes(digest[:8], "little") // 2
+    assert mixed(0, 1, 2) == 2907050525928808288
+    many = {mixed(a, b, c) for a in range(10) for b in range(10) for c in range(10)}
+    assert len(many) == 1000
+    assert all(0 <= number < 2**63 for number in many)
+    assert mixed(1, 11) != mixed(11, 1) != mixed(111)
+
+
+# -- gradients --------------------------------------------------------------------------------------------------------
+
+
+class Shared(nn.Module):
+    """Two parameters whose gradient autograd hands out as one tensor, and one whose gradient it never writes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.randn(3, CLASSES)), nn.Parameter(torch.randn(3, CLASSES))
+        self.scale = nn.Parameter(torch.ones(1, 3, SIZE, SIZE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3)) @ (self.left + self.right) + self.scale.sum()
+
+
+def test_gradients_lie_as_backward_lays_them() -> None:
+    net = fresh(Shared).to(memory_format=torch.channels_last)
+    loss = net(torch.randn(2, 3, SIZE, SIZE)).square().sum()
+    found = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+    assert found[0] is found[1]
+    assert found[2].stride() == (0, 0, 0, 0)
+    put(net.parameters(), found)
+    mine = [p.grad for p in net.parameters()]
+    for p in net.parameters():
+        p.grad = None
+    loss.backward()
+    for p, grad in zip(net.parameters(), mine, strict=True):
+        assert grad is not None
+        assert p.grad is not None
+        assert torch.equal(grad, p.grad)
+        assert grad.stride() == p.grad.stride() == p.stride()
+    assert len({grad.data_ptr() for grad in mine if grad is not None}) == 3
+
+
+def test_gradients_that_lie_well_are_not_copied() -> None:
+    """A dimension of one may have any stride: of 1x1 kernels, of depthwise ones."""
+    weights = [nn.Parameter(torch.randn(shape)) for shape in ((4, 8, 1, 1), (4, 1, 3, 3), (2,))]
+    grads = [torch.empty_strided((4, 8, 1, 1), (8, 1, 8, 8)), torch.empty_strided((4, 1, 3, 3), (9, 1, 3, 1))]
+    assert all(grad.stride() != weight.stride() for grad, weight in zip(grads, weights, strict=False))
+    put(weights, [*grads, None])
+    assert weights[0].grad is grads[0]
+    assert weights[1].grad is grads[1]
+    assert weights[2].grad is None
+
+
+def test_held_weights_stay_zero_in_the_fused_update() -> None:
+    """Their mask leaves the gradient in another order than channels last; the fused update goes by place in memory."""
+    results = []
+    for fused in (False, True):
+        net = fresh()
+        gp.Pruner(net, torch.zeros(1, 3, SIZE, SIZE), gp.OneShot(), ratios=0.5, granularity="weight").compact()
+        step = made(net, fused=fused)
+        step.use(Choice(layout="channels_last"))
+        for number in range(5):
+            step(number)
+        results.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    assert torch.equal(results[0] == 0, results[1] == 0)
+    assert int((results[0] == 0).sum()) > 200
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-6)
+
+
+# -- the guard --------------------------------------------------------------------------------------------------------
+
+
+class Poison(torch.autograd.Function):
+    """The same forward, this instead of the gradient backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, instead: float) -> Tensor:
+        ctx.instead = instead
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
+        grad = grads[0].clone()
+        grad.view(-1)[0] = ctx.instead
+        return grad, None
+
+
+class Sick(Small):
+    """Falls ill when told to: in its loss, or in one number of one gradient."""
+
+    where, value = "", math.nan
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.fc.weight
+        if self.where == "gradient":
+            weight = Poison.apply(weight, self.value)
+        out = F.linear(F.relu(self.conv2(F.relu(self.bn1(self.conv1(x))))).mean((2, 3)), weight, self.fc.bias)
+        if self.where == "class":  # its images' loss is infinite, yet no gradient is
+            return out.index_fill(1, torch.tensor([1]), -math.inf)
+        return out * self.value if self.where == "loss" else out
+
+
+ILLS = [
+    ("loss", math.nan),
+    ("loss", math.inf),
+    ("class", math.inf),
+    ("gradient", math.nan),
+    ("gradient", math.inf),
+    ("gradient", -math.inf),
+]
+
+
+@pytest.mark.parametrize(("where", "value"), ILLS)
+def test_a_step_that_is_not_finite_changes_nothing(where: str, value: float) -> None:
+    net = fresh(Sick)
+    step = made(net)
+    pruner = gp.Pruner(net, torch.zeros(1, 3, SIZE, SIZE), gp.GReg1(delta_lambda=0.1, ku=2))
+    pruner.attach(step.optimizer)
+    step.start(7)
+    for number in (7, 8, 9):
+        step(number)
+    before = state(step)
+    net.where, net.value = where, value  # type: ignore[assignment]
+    with pytest.raises(NonFiniteError, match="not finite at step 10") as caught:
+        step(10)
+    assert caught.value.step == 10
+    assert isinstance(caught.value, gp.GrowpruneError)
+    changed = differing(state(step), before)
+    assert set(changed) <= {"bad", "bn1.running_mean", "bn1.running_var", "bn1.num_batches_tracked"}
+    assert pruner.step_count == 3
+    with pytest.raises(NonFiniteError, match="at step 10"):
+        step.check()
+
+
+@pytest.mark.parametrize(("where", "value"), ILLS)
+def test_on_a_device_no_step_after_it_changes_anything(where: str, value: float) -> None:
+    """There the host hears of it later: the fused update sees the flag, and so do all that follow."""
+    net = fresh(Sick)
+    step = made(net, fused=True)
+    step.start(7)
+    for number in (7, 8, 9):
+        step(number)
+    step.check()
+    before = state(step)
+    net.where, net.value = where, value  # type: ignore[assignment]
+    step(10)
+    net.where = ""  # type: ignore[assignment]
+    for number in (11, 12):
+        step(number)
+    now = state(step)
+    kept = [name for name in before if not name.startswith("bn1.running") and "num_batches" not in name]
+    moved = differing({name: before[name] for name in kept}, {name: now[name] for name in kept})
+    assert set(moved) - {"lost"} == {"count", "bad"}
+    with pytest.raises(NonFiniteError, match="at step 10"):
+        step.check()
+
+
+def test_everything_is_left_as_it_was_found() -> None:
+    step = made(fresh(lambda: Small(0.5)))
+    for number in range(3):
+        step(number)
+    before = state(step)
+    with step.left_as_found():
+        for _ in range(3):
+            step.once()
+        step.bad.fill_(1)
+        assert set(before) - set(differing(state(step), before)) <= {"good"}
+    assert not differing(state(step), before)
+    failing = made(fresh(Sick))
+    before = state(failing)
+    failing.net.where = "loss"  # type: ignore[assignment]
+    with pytest.raises(NonFiniteError), failing.left_as_found():
+        failing.once()
+    assert not differing(state(failing), before)
+
+
+def test_a_step_is_gone_when_nobody_has_it() -> None:
+    """Its graph holds much of a GPU's memory, which the next stage needs: no waiting for the garbage collector."""
+    gc.disable()
+    try:
+        step = made(fresh())
+        step.use(Choice(layout="channels_last"))
+        step(0)
+        watched = weakref.ref(step)
+        del step
+        assert watched() is None
+    finally:
+        gc.enable()
+
+
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """torch.compile without its slow half: the graphs it finds are counted and run as they are."""
+    found: list[int] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        found.append(len(inputs))
+        return graph.forward
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda what, **how: compile_(what, backend=backend, **how))
+    torch._dynamo.reset()
+    yield found
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_many_networks_are_compiled_in_one_process(compilations: list[int]) -> None:
+    """torch stops compiling a function after eight variants, and says so in a log only. Networks alike share one."""
+    alive = []
+    for hidden in (*range(3, 13), 3, 5):
+
+        def build(hidden: int = hidden) -> nn.Module:
+            return nn.Sequential(nn.Flatten(), nn.Linear(192, hidden), nn.Linear(hidden, CLASSES))
+
+        step, plain = made(fresh(build)), made(fresh(build))
+        step.use(Choice(compiled=True))
+        for each in (step, plain):
+            each(0)
+        assert not differing(state(step), state(plain))
+        alive.append(step)
+    assert len(compilations) == 10
+
+
+# -- which way is fastest ---------------------------------------------------------------------------------------------
+
+
+class Trial:
+    """A Step whose times are given: by (precision, layout, kernels?, compiled?), or what it raises."""
+
+    def __init__(self, times: dict[tuple[str, str, bool, bool], Any]) -> None:
+        self.times, self.tried, self.net = times, [], nn.Conv2d(3, 3, 3)  # type: ignore[var-annotated]
+        self.graph: Any = None
+        self.count = torch.zeros(1, dtype=torch.long)
+        self.feed = made(fresh()).feed
+
+    def use(self, choice: Choice) -> None:
+        assert self.graph is None, "the last trial's graph is still there"
+        self.key = choice.precision, choice.layout, bool(choice.kernels), choice.compiled
+        self.tried.append(self.key)
+
+    def capture(self) -> None:
+        self.graph = object()
+
+    def milliseconds(self) -> float:
+        found = self.times[self.key]
+        if isinstance(found, BaseException):
+            raise found
+        return float(found)
+
+
+def asked(**how: str) -> Any:
+    return SimpleNamespace(**{"precision": "auto", "layout": "auto", "compile": "auto", "kernels": "auto", **how})
+
+
+LAST, PLAIN = "channels_last", "contiguous"
+NO_ROOM = torch.cuda.OutOfMemoryError("CUDA out of memory")
+TIMES: dict[tuple[str, str, bool, bool], Any] = {
+    ("bf16", LAST, False, False): 5.0,
+    ("fp32", LAST, False, False): 9.0,
+    ("bf16", PLAIN, False, False): 7.0,
+    ("fp32", PLAIN, False, False): 8.0,
+    ("bf16", LAST, True, False): 4.0,
+    ("bf16", LAST, True, True): 3.0,
+    ("bf16", LAST, False, True): 3.5,
+    ("fp32", PLAIN, False, True): 2.0,
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One layer is always faster with our kernels; gives whether it was asked for by rule."""
+    seen: list[bool] = []
+
+    def faster(net: nn.Module, example: Tensor, by_rule: bool) -> dict[str, str]:
+        assert example.dtype == torch.bfloat16
+        assert example.shape == (BATCH, 3, SIZE, SIZE)
+        seen.append(by_rule)
+        return {"": "few"}
+
+    monkeypatch.setattr(convolutions, "faster", faster)
+    return seen
+
+
+def test_the_fastest_way_is_chosen(kernels: list[bool]) -> None:
+    trial, said = Trial(TIMES), []  # type: ignore[var-annotated]
+    best = choose(trial, asked(), 100, said.append)  # type: ignore[arg-type]
+    assert best == Choice("bf16", LAST, False, {"": "few"}, 4.0)
+    assert trial.tried == [
+        ("bf16", LAST, False, False),
+        ("fp32", LAST, False, False),
+        ("bf16", PLAIN, False, False),
+        ("bf16", LAST, True, False),
+    ]
+    assert not said
+    assert kernels == [False]
+    assert "4.00 ms a step" in str(best)
+    assert Choice(**best.to_json()) == best
+
+
+@pytest.mark.parametrize(
+    ("changed", "right"),
+    [
+        ({("bf16", LAST, True, False): 6.0}, ("bf16", LAST, False)),
+        ({("bf16", PLAIN, False, False): 3.0}, ("bf16", PLAIN, False)),
+        ({("fp32", LAST, False, False): 1.0}, ("fp32", LAST, False)),
+        ({("fp32", LAST, False, False): 4.9, ("fp32", PLAIN, False, False): 1.0}, ("fp32", PLAIN, False)),
+        ({("bf16", LAST, False, False): NO_ROOM, ("bf16", LAST, True, False): NO_ROOM}, ("fp32", PLAIN, False)),
+        ({("bf16", LAST, True, False): NO_ROOM}, ("bf16", LAST, False)),
+    ],
+)
+def test_whichever_it_is(kernels: list[bool], changed: dict[Any, Any], right: tuple[str, str, bool]) -> None:
+    """Also if some of them do not fit into the GPU's memory."""
+    best = choose(Trial({**TIMES, **changed}), asked(), 100, print)  # type: ignore[arg-type]
+    assert (best.precision, best.layout, bool(best.kernels)) == right
+
+
+@pytest.mark.parametrize(
+    ("fixed", "right"),
+    [
+        ({"precision": "fp32"}, ("fp32", PLAIN, False)),
+        ({"layout": PLAIN}, ("bf16", PLAIN, False)),
+        ({"precision": "fp32", "layout": LAST}, ("fp32", LAST, False)),
+        ({"kernels": "off"}, ("bf16", LAST, False)),
+    ],
+)
+def test_what_is_asked_for_stays(kernels: list[bool], fixed: dict[str, str], right: tuple[str, str, bool]) -> None:
+    trial = Trial(TIMES)
+    best = choose(trial, asked(**fixed), 100, print)  # type: ignore[arg-type]
+    assert (best.precision, best.layout, bool(best.kernels)) == right
+    for place, name in enumerate(("precision", "layout")):
+        if name in fixed:
+            assert {key[place] for key in trial.tried} == {fixed[name]}
+    assert bool(kernels) == ("bf16" in right and LAST in right and fixed.get("kernels") != "off")
+
+
+def test_compilation_is_tried_where_it_pays(kernels: list[bool]) -> None:
+    enough = round(steps.WORTH_COMPILING * 1e3 / 4.0)
+    for count, compiled in ((enough - 1, False), (enough + 1, True)):
+        trial, said = Trial(TIMES), []  # type: ignore[var-annotated]
+        best = choose(trial, asked(), count, said.append)  # type: ignore[arg-type]
+        assert best.compiled == compiled == (trial.tried[-1][3])
+        assert bool(said) == compiled
+    assert "3.00 ms a step instead of 4.00" in said[0]
+    slower = Trial({**TIMES, ("bf16", LAST, True, True): 4.5})
+    assert not choose(slower, asked(), enough + 1, print).compiled  # type: ignore[arg-type]
+    assert choose(slower, asked(compile="on"), 1, print).compiled, "it was asked for"  # type: ignore[arg-type]
+    assert not choose(Trial(TIMES), asked(compile="off"), 10**9, print).compiled  # type: ignore[arg-type]
+
+
+def test_where_nothing_can_be_compiled_it_goes_on_without(kernels: list[bool]) -> None:
+    said: list[str] = []
+    trial = Trial({**TIMES, ("bf16", LAST, True, True): RuntimeError("Failed to find C compiler.\nAnd more.")})
+    best = choose(trial, asked(), 10**9, said.append)  # type: ignore[arg-type]
+    assert best == Choice("bf16", LAST, False, {"": "few"}, 4.0)
+    assert said == ["torch.compile cannot be used here: Failed to find C compiler."]
+    trial.graph = None
+    with pytest.raises(gp.GrowpruneError, match=r"--compile on.*Failed to find C compiler\.; try off"):
+        choose(trial, asked(compile="on"), 1, print)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compile_", ["auto", "on", "off"])
+def test_too_little_memory_is_said_in_one_line(kernels: list[bool], compile_: str) -> None:
+    trial = Trial(dict.fromkeys(TIMES, NO_ROOM))
+    with pytest.raises(gp.GrowpruneError, match="memory does not hold one training step: choose a smaller --batch"):
+        choose(trial, asked(compile=compile_), 10**9, print)  # type: ignore[arg-type]
+    assert not any(key[3] for key in trial.tried), "there is no point in compiling it"
+
+
+def test_for_the_same_bits_the_clock_is_not_asked(kernels: list[bool]) -> None:
+    """Two runs, or a run and its other half after a kill, must choose alike."""
+    for fast in (0.1, 99.0):
+        trial = Trial({key: 0.01 if key[3] else fast if key[0] == "fp32" or key[2] else 5.0 for key in TIMES})
+        with determinism(True):
+            best = choose(trial, asked(), 10**9, print)  # type: ignore[arg-type]
+        assert (best.precision, best.layout, bool(best.kernels), best.compiled) == ("bf16", LAST, True, False)
+    assert kernels == [True, True]
+    with determinism(True):
+        assert choose(Trial(TIMES), asked(compile="on"), 1, print).compiled  # type: ignore[arg-type]
+        best = choose(Trial({**TIMES, ("bf16", LAST, True, False): NO_ROOM}), asked(), 1, print)  # type: ignore[arg-type]
+    assert not best.kernels
+
+
+def test_determinism_is_put_back() -> None:
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        for wanted in (True, False):
+            with determinism(wanted):
+                assert torch.are_deterministic_algorithms_enabled() == cudnn.deterministic == wanted
+                assert cudnn.benchmark != wanted
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with pytest.raises(KeyError), determinism(True):
+        raise KeyError
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert (cudnn.benchmark, cudnn.deterministic) == before
+
+
+# -- images from files ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("pictures")
+    chance = np.random.default_rng(0)
+    for split, count in (("train", 7), ("test", 2)):
+        for name in ("a", "b"):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(chance.integers(0, 256, (20, 24, 3), np.uint8)).save(root / split / name / f"{i}.png")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["files", "memory"])
+def test_a_feed_goes_on_where_another_stopped(folder: Path, kind: str) -> None:
+    """At the end of an epoch and in the middle of one, prepared once or twice: the batches of the uninterrupted one."""
+
+    def feed() -> FromFiles | FromMemory:
+        if kind == "memory":
+            return FromMemory(Resident(dataset(), "cpu", 12), 5, 2, World(), "cpu")
+        streamed = Streamed(load(str(folder), stream=True), "cpu", batch=4, workers=0, resolution=16)
+        return FromFiles(streamed, 5, 2, World(), "cpu")
+
+    def batches(first: int, twice: bool = False) -> list[tuple[Tensor, Tensor]]:
+        source, found = feed(), []
+        assert source.epoch_steps == 3
+        if twice:
+            source.prepare(first)
+        for number in range(first, 9):
+            source.prepare(number)
+            x, y = source(torch.tensor([number]))
+            found.append((x.clone(), y.clone()))
+        return found
+
+    whole = batches(0)
+    assert len({x.sum().item() for x, _ in whole}) == 9, "no two batches alike"
+    for first in range(9):
+        for (x, y), (u, v) in zip(batches(first, twice=first % 2 == 0), whole[first:], strict=True):
+            assert torch.equal(x, u)
+            assert torch.equal(y, v)
+
+
+def test_a_feed_of_files_gives_its_batches_in_one_place(folder: Path) -> None:
+    """A captured step reads where the first batch lay."""
+    streamed = Streamed(load(str(folder), stream=True), "cpu", batch=4, workers=0, resolution=16)
+    feed = FromFiles(streamed, 0, 0, World(), "cpu")
+    count = torch.zeros(1, dtype=torch.long)
+    places = set()
+    for number in range(7):
+        feed.prepare(number)
+        places.add(tuple(t.data_ptr() for t in feed(count)))
+    assert len(places) == 1
