@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,14 +85,19 @@ class Setting:
             scaled = self.tau_pick * (SMOKE["delta_lambda_pick"] / 1e-5 if scale == "smoke" else 1)
             options |= {"tau_pick": scaled, "tau": scaled * 1.0001, "ks": 0, "epochs": 0}
         base = self.base.config(scale)
-        where: dict[str, Any] = {"model": base.model, "data": base.data, "seed": seed, "weights": str(weights), "threads": base.threads}
+        where: dict[str, Any] = {
+            "model": base.model,
+            "data": base.data,
+            "seed": seed,
+            "weights": str(weights),
+            "threads": base.threads,
+        }
         return Prune(**where, **options, **more)
 
     def key(self, scale: Scale, seed: int) -> str:
-        """A name for its run: readable, and different for all that differs."""
-        facts = {k: v for k, v in asdict(self).items() if k not in ("base", "paper_scale")}
+        """A name for its run: readable, and the same wherever the same run is asked for, at whatever scale."""
         config = self.config(scale, seed, Path()).to_json()
-        mark = hashlib.sha256(json.dumps([facts, config], sort_keys=True).encode()).hexdigest()[:8]
+        mark = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
         amount = self.ratios if self.ratios is not None else f"global{self.global_ratio}"
         words = [self.base.name, self.schedule, self.criterion, amount, self.scope, f"s{seed}", mark]
         return "-".join("".join(c if c.isalnum() or c == "." else "_" for c in str(word)).strip("_") for word in words)

@@ -1,0 +1,17 @@
+"""The paper's tables and figures: one module each, with the runs it needs, the paper's numbers and the comparison."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from growprune.errors import GrowpruneError, nearest
+from growprune.paper.grid import Experiment
+
+NAMES = ("table1", "table2", "obd", "random", "ku", "figure1", "scopes")
+
+
+def find(name: str) -> Experiment:
+    if name not in NAMES:
+        raise GrowpruneError(f"reproduce: no '{name}'{nearest(name, NAMES) or '; there are ' + ', '.join(NAMES)}")
+    experiment: Experiment = import_module(f"growprune.paper.{name}").EXPERIMENT
+    return experiment

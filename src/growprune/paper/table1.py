@@ -1,0 +1,66 @@
+"""Table 1: the same filters removed at once and by GReg-1, over five ratios on two networks."""
+
+from __future__ import annotations
+
+from growprune.paper.grid import Experiment, Grid, Look, Row, gain, published
+from growprune.paper.setting import RESNET56, VGG19, Base, Setting
+
+PAPER: dict[Base, dict[float, tuple[float, tuple[float, float], tuple[float, float]]]] = {
+    RESNET56: {  # ratio: speed-up, one-shot, GReg-1
+        0.5: (1.99, (92.97, 0.15), (93.06, 0.09)),
+        0.7: (3.59, (91.88, 0.09), (92.23, 0.21)),
+        0.9: (11.41, (87.34, 0.21), (89.49, 0.23)),
+        0.925: (14.76, (87.31, 0.28), (88.39, 0.15)),
+        0.95: (19.31, (82.79, 0.22), (85.97, 0.16)),
+    },
+    VGG19: {
+        0.5: (3.60, (71.49, 0.14), (71.50, 0.12)),
+        0.6: (5.41, (70.27, 0.12), (70.33, 0.12)),
+        0.7: (8.84, (66.05, 0.04), (67.35, 0.15)),
+        0.8: (17.30, (61.59, 0.03), (63.55, 0.29)),
+        0.9: (44.22, (51.36, 0.11), (57.09, 0.03)),
+    },
+}
+
+
+def ratios(base: Base, ratio: float) -> str:
+    """As the paper writes them: the stem, or layer 0, stays."""
+    return f"[0, {ratio}, {ratio}, {ratio}]" if base is RESNET56 else f"[0:0, 1-15:{ratio}]"
+
+
+def pair(base: Base, ratio: float) -> tuple[Setting, Setting]:
+    return Setting(base, "oneshot", ratios(base, ratio)), Setting(base, "greg1", ratios(base, ratio))
+
+
+def grids(look: Look) -> list[Grid]:
+    result = []
+    for base, columns in PAPER.items():
+        found = {ratio: [look(setting) for setting in pair(base, ratio)] for ratio in columns}
+        lines = [
+            ("speed-up, paper", *(f"{speedup:.2f}×" for speedup, _, _ in columns.values())),
+            ("speed-up, here", *(f"{g.runs[0]['speedup']:.2f}×" if g else "" for _, g in found.values())),
+            ("one-shot, paper", *(published(*once) for _, once, _ in columns.values())),
+            ("one-shot, here", *(once.text() for once, _ in found.values())),
+            ("GReg-1, paper", *(published(*greg) for _, _, greg in columns.values())),
+            ("GReg-1, here", *(greg.text() for _, greg in found.values())),
+            ("gain, paper", *(f"{greg[0] - once[0]:+.2f}" for _, once, greg in columns.values())),
+            ("gain, here", *(gain(greg, once) for once, greg in found.values())),
+            ("GReg-1, best epoch on the test set", *(greg.text("best") if greg else "" for _, greg in found.values())),
+        ]
+        bases = {run["base"]["accuracy"] for cells in found.values() for each in cells for run in each.runs}
+        here = ", ".join(f"{value:.2f} %" for value in sorted(bases)) or "not run"
+        title = f"Table 1: {base.model} on {base.data}; base network {base.accuracy} % in the paper, {here} here"
+        result.append(Grid(title, ("ratio", *(f"{ratio:g}" for ratio in columns)), tuple(lines)))
+    return result
+
+
+EXPERIMENT = Experiment(
+    "table1",
+    "one-shot against GReg-1",
+    tuple(
+        Row(f"{base.model}-{ratio:g}", f"{base.model}, ratio {ratio:g}", pair(base, ratio))
+        for base, columns in PAPER.items()
+        for ratio in columns
+    ),
+    grids,
+)
