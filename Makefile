@@ -15,7 +15,7 @@ endif
 define SOUND
 import sys, importlib.util, torch
 assert "$(WANTED)" in ("any", "%d.%d" % sys.version_info[:2])
-assert all(map(importlib.util.find_spec, "growprune typer rich pytest hypothesis ruff mypy torchvision".split()))
+assert all(map(importlib.util.find_spec, "growprune typer rich pytest xdist hypothesis ruff mypy torchvision tensorboard".split()))
 endef
 export SOUND
 
@@ -30,7 +30,7 @@ demo: venv  ## base, prune, fine-tune and report on a small image set: no downlo
 	@$(BIN)/growprune demo $(ARGS)
 
 test: lint  ## every check: lint, types, tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 lint: venv  ## style and types only
 	$(BIN)/ruff check

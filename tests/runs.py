@@ -313,6 +313,8 @@ def write_digits(folder: Path) -> None:
 def child(asked: dict[str, Any]) -> int:
     from growprune.cli import main
 
+    for number in (signal.SIGHUP, signal.SIGTERM):  # whatever started the tests may have had them ignored
+        signal.signal(number, signal.SIG_DFL)
     os.chdir(asked["cwd"])
     sys.path[0] = asked["cwd"]
     os.environ |= asked["environment"]

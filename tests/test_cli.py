@@ -1,59 +1,155 @@
-"""The command line as a user meets it: help, results, and one line for every mistake."""
+"""The command line as a user meets it: help, results, files, and one line for every mistake."""
 
-import inspect
+from __future__ import annotations
+
+import fcntl
+import io
 import json
+import os
 import re
+import signal
+import struct
 import subprocess
 import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
+import typer
 from torch import nn
 
 import growprune
-from growprune import cli
+from growprune import cli, data
+from growprune import config as configs
 from growprune.demo import DemoConfig
 
-TINY = {"train_images": 256, "base_epochs": 1, "delta_lambda": 0.25, "ks": 3, "finetune_epochs": 1}
+COMMANDS = ["demo", "train", "prune", "resume", "eval", "measure", "bench"]
+HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "safetensors", "pydantic", "rich.table", "rich.console"}
+TINY = {"base_epochs": 1, "delta_lambda": 0.25, "ks": 3, "finetune_epochs": 1}
+NET = ("--data", "digits", "--model", "growprune.demo:network")
+RUN = (*NET, "--device", "cpu", "--threads", "1", "--batch", "64", "--lr", "0.05", "--epochs", "1")
+PUSH = ("--prune-batch", "64", "--prune-lr", "0.03", "--delta-lambda", "0.25", "--ku", "1", "--ks", "2")
 
 
-def growprune_says(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of one command."""
-    with pytest.raises(SystemExit) as left:
-        cli.main(arguments)
+def growprune_says(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of one command, in a terminal 80 characters wide."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+        cli.main([str(each) for each in arguments])
     assert isinstance(left.value.code, int)
-    out, err = capsys.readouterr()
-    return left.value.code, out, err
+    return left.value.code, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def readable(text: str) -> None:
+    """Printable, and not wider than 80 characters."""
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert max(map(len, text.splitlines())) <= 80
 
 
 # -- help ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("demo", "--help"), ("measure", "-h"), ("--version",), ("dmeo",)])
-def test_what_needs_no_network_loads_none(arguments: tuple[str, ...]) -> None:
+def alone(*arguments: str) -> tuple[str, list[str], float]:
+    """What a process of its own prints, the modules it has loaded at its end, and the seconds it worked."""
     script = (
-        "import sys\nfrom growprune.cli import main\n"
+        "import sys, time\nfrom growprune.cli import main\n"
         "try: main(sys.argv[1:])\n"
-        "except SystemExit: print(sorted({m.partition('.')[0] for m in sys.modules}))\n"
+        "except SystemExit: print(sorted(sys.modules), time.process_time(), sep='\\n')\n"
     )
     ran = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
-    loaded = ran.stdout.splitlines()[-1]
-    assert "'typer'" in loaded
-    assert [name for name in ("torch", "numpy", "matplotlib", "sklearn", "safetensors") if f"'{name}'" in loaded] == []
+    *lines, modules, seconds = ran.stdout.splitlines()
+    return "\n".join(lines), re.findall(r"'([\w.]+)'", modules), float(seconds)
 
 
-def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("--help",), *((name, "--help") for name in COMMANDS), ("--version",), ("dmeo",)]
+)
+def test_what_needs_no_network_loads_none_and_is_quick(arguments: tuple[str, ...]) -> None:
+    _, loaded, seconds = alone(*arguments)
+    assert "typer" in loaded
+    assert HEAVY & set(loaded) == set()
+    assert seconds < 0.5  # of work: waiting for a busy machine does not count; it takes 0.1
+
+
+@pytest.mark.parametrize(
+    "mistake", ["train --epochs x", "prune --schedule greg3", "measure --input 3x", "train --config no"]
+)
+def test_a_mistake_that_needs_no_network_is_told_without_one(mistake: str) -> None:
+    assert {"torch", "numpy"} & set(alone(*mistake.split())[1]) == set()
+
+
+def test_help_names_the_commands() -> None:
     for arguments in ((), ("--help",), ("-h",)):
-        code, out, err = growprune_says(capsys, *arguments)
+        code, out, err = growprune_says(*arguments)
         assert (code, err) == (0, "")
-        assert re.search(r"^  demo +Train, prune, fine-tune and compare: no download, no GPU\.$", out, re.MULTILINE)
-        assert re.search(r"^  measure +What a network costs, or a plan would give\.$", out, re.MULTILINE)
+        assert re.findall(r"^  (\w+)  +[A-Z].*[.]$", out.partition("Commands:")[2], re.MULTILINE) == COMMANDS
+        readable(out)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert growprune_says(capsys, "--version") == (0, f"growprune {growprune.__version__}\n", "")
+def commands() -> dict[str, Any]:
+    found = typer.main.get_command(cli.app)
+    return dict(found.commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_has_one_line_of_help_and_is_in_it(name: str) -> None:
+    code, out, err = growprune_says(name, "--help")
+    assert (code, err) == (0, "")
+    readable(out)
+    words = " ".join(out.split())
+    for parameter in commands()[name].params:
+        if isinstance(parameter, typer.core.TyperOption):
+            assert parameter.help
+            assert re.search(r"[.]$|\]$", parameter.help), parameter.help
+            assert "\n" not in parameter.help
+            assert " ".join(parameter.help.split()) in words
+        shown = parameter.opts[0] if not parameter.secondary_opts else f"--[no-]{parameter.opts[0][2:]}"
+        assert re.search(
+            rf"(?m)^  {re.escape(shown.upper() if name in ('resume', 'eval') and shown == 'run' else shown)}\b", out
+        )
+        assert not parameter.required or parameter.name == "run"
+
+
+def test_the_help_of_a_long_command_has_its_options_in_parts_aligned() -> None:
+    _, out, _ = growprune_says("prune", "--help")
+    parts = re.findall(r"(?m)^(\S.*):$", out)
+    assert parts == ["Network and images", "Pruning", "Training", "Speed", "The run"]
+    columns = {re.match(r"  -\S+( \S+)*?(  +)", line).end() for line in out.splitlines() if line.startswith("  -")}  # type: ignore[union-attr]
+    assert len(columns) == 1
+    assert re.search(r"(?m)^  --schedule NAME +How they go: greg1, greg2 or oneshot. \[greg1\]$", out)
+    assert re.search(r"(?m)^  --\[no-\]coupled  ", out)
+
+
+def test_defaults_are_shown_as_they_are() -> None:
+    _, out, _ = growprune_says("prune", "--help")
+    words = " ".join(out.split())
+    for each in fields(configs.Prune):
+        if each.default not in ("", None):
+            said = (
+                {True: "yes", False: "no"}.get(each.default, each.default)
+                if type(each.default) is bool
+                else each.default
+            )
+            shown = f"{said:g}" if isinstance(said, float) else str(said)
+            assert re.search(rf"{re.escape(each.metadata['help'])}(: [^\[]*)? \[{re.escape(shown)}\]", words), each.name
+
+
+def test_version() -> None:
+    assert growprune_says("--version") == (0, f"growprune {growprune.__version__}\n", "")
 
 
 def test_it_also_runs_as_a_module() -> None:
@@ -63,9 +159,9 @@ def test_it_also_runs_as_a_module() -> None:
 
 def test_the_demos_options_default_to_its_config() -> None:
     config = DemoConfig()
-    for name, parameter in inspect.signature(cli.demo).parameters.items():
-        if name not in ("out", "as_json"):
-            assert parameter.default == getattr(config, name)
+    for each in fields(configs.Demo):
+        if each.name != "out":
+            assert each.default == getattr(config, each.name)
 
 
 # -- mistakes --------------------------------------------------------------------------------------------------------
@@ -75,41 +171,78 @@ def test_the_demos_options_default_to_its_config() -> None:
     ("arguments", "said"),
     [
         ("dmeo", "No such command 'dmeo'. Did you mean 'demo'?"),
-        ("demo --sed 3", "--seed"),
-        ("--frob", "No such option: --frob"),
-        ("demo --seed x", "'--seed'"),
-        ("demo --seed -1", "'--seed'"),
-        ("demo --scope pth", "'--scope'"),
-        ("demo --ratio 1.5", "ratio: 1.5 is outside (0, 1)"),
+        ("--frob", "no option --frob (growprune --help"),
+        ("train --precison bf16", "no option --precison, did you mean '--precision'? (growprune train --help"),
+        ("train --no-augmen", "no option --no-augmen, did you mean '--no-augment'? (growprune train --help"),
+        ("train more", "more"),
+        ("train --epochs x", "--epochs: needs a whole number, not 'x'"),
+        ("train --epochs 1.5", "--epochs: needs a whole number, not '1.5'"),
+        ("train --epochs -1", "--epochs: -1 must be 0 or more"),
+        ("train --momentum nan", "--momentum: needs a number, not nan"),
+        ("train --lr cosin:0.1", "--lr: 'cosin:0.1' is no learning rate, did you mean 'cosine'?"),
+        ("train --data ''", "--data: is empty"),
+        ("train --data cifr10", "data 'cifr10': no such image set, did you mean 'cifar10'?"),
+        ("train --data FILE", "data 'FILE': is a file; a folder is wanted"),
+        ("train --device tpu", "device: 'tpu' cannot be used here; give auto, cpu or cuda"),
+        ("train --config none.toml", "none.toml: No such file or directory"),
+        ("train --config FILE", "FILE: not TOML: "),
+        ("train --weights none", "weights 'none': no such file, or a folder without model.safetensors"),
+        ("train --data digits", "resnet56 does not take images of 1x8x8 (digits)"),
+        ("train --data digits --model growprune.demo:network --batch 5000", "--batch: there are no 5000 images"),
+        ("prune", "weights 'runs/train-resnet56-cifar10': no such file"),
+        ("prune --schedule greg3", "--schedule: 'greg3' is not greg1, greg2 or oneshot, did you mean 'greg2'?"),
+        ("prune --weights FILE --ratios half", "'half' is not a number"),
+        ("prune --weights FILE --ratios 1.5", "1.5 is outside [0, 1)"),
+        ("prune --ratios 0.5 --speedup 2", "give one of --ratios, --speedup and --global-ratio"),
+        ("prune --data digits --weights FILE", "FILE: no state dict that can be read without running code in it"),
+        ("resume", "Missing argument 'RUN'"),
+        ("resume nowhere", "nowhere: no such folder"),
+        ("resume .", ".: not a run's folder: it has no config.json"),
+        ("eval", "eval: give the folder of a run, or --model, --weights and --data (no --model here)"),
+        ("eval --model vgg19 --data digits", "(no --weights here)"),
+        ("eval nowhere", "nowhere: no such folder"),
+        ("eval --model resnet65 --weights FILE --data digits", "did you mean 'resnet56'?"),
+        ("eval --model vgg19 --weights none --data digits", "weights 'none': no such file"),
+        ("demo --sed 3", "no option --sed, did you mean '--seed'?"),
+        ("demo --seed x", "--seed: needs a whole number, not 'x'"),
+        ("demo --seed -1", "--seed: -1 must be 0 or more"),
+        ("demo --scope pth", "--scope: 'pth' is not path or filter, did you mean 'path'?"),
+        ("demo --ratio 1.5", "--ratio: 1.5 must be below 1"),
         ("demo --device tpu", "device: 'tpu' cannot be used here; give auto, cpu or cuda"),
         ("demo --out FILE", "FILE: File exists; name another folder with --out"),
         ("demo --out FILE/below", "FILE/below: Not a directory; name another folder with --out"),
-        ("demo --out .", "not a demo's folder; name another folder with --out"),
-        ("measure", "Missing option '--model'"),
-        ("measure --model resnet56 --ratios 0.5 --speedup 2", "give --ratios SPEC or --speedup X, not both"),
-        ("measure --model resnet56 --ratios", "'--ratios' requires an argument"),
-        ("measure --model resnet56 --speedup 2 more", "more"),
+        ("demo --out .", ".: not empty, and not a run's folder; name another folder with --out"),
+        ("bench --model ,", "--model: no network is named"),
+        ("bench --model vgg91", "did you mean 'vgg19'?"),
+        ("bench --compile yes", "--compile: 'yes' is not auto, on or off"),
+        ("measure --ratios 0.5 --speedup 2", "give --ratios SPEC or --speedup X, not both"),
+        ("measure --ratios", "'--ratios' requires an argument"),
+        ("measure --speedup 2 more", "more"),
+        ("measure --speedup 0.5", "--speedup: 0.5 must be above 1"),
+        ("measure --num-classes 0", "--num-classes: 0 must be 1 or more"),
         ("measure --model resnet65 --ratios 0.5", "did you mean 'resnet56'?"),
         ("measure --model resnet20 --ratios 2", "2.0 is outside"),
         ("measure --model resnet20 --ratios half", "'half' is not a number"),
-        ("measure --model resnet20 --ratios ''", "'' is not a number"),
+        ("measure --model resnet20 --ratios ''", "--ratios: is empty"),
         ("measure --model resnet20 --speedup 900", "no ratio gives 900x"),
-        ("measure --model resnet20 --ratios 0.5 --input 3x", "--input: '3x' is no shape"),
-        ("measure --model resnet20 --ratios 0.5 --input 3x0x8", "--input: '3x0x8' is no shape"),
-        ("measure --model resnet20 --ratios 0.5 --input 1x32x32", "the model fails on the example"),
-        ("measure --model test_cli:fixed --ratios 0.5 --num-classes 5", "--num-classes: test_cli:fixed takes no such"),
+        ("measure --input 3x", "--input: '3x' is no shape"),
+        ("measure --input 3x0x8", "--input: '3x0x8' is no shape"),
+        ("measure --model resnet20 --input 1x32x32", "the model fails on the example"),
+        ("measure --model test_cli:fixed --num-classes 5", "--num-classes: test_cli:fixed takes no such number"),
+        ("measure --model test_cli:asking", "--num-classes: test_cli:asking needs it"),
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "FILE").write_text("precious")
-    code, out, err = growprune_says(capsys, *[a.strip("'") for a in arguments.split()])
+    code, out, err = growprune_says(*[a.strip("'") for a in arguments.split()])
     assert (code, out) == (2, "")
     assert re.fullmatch(r"growprune: [^\n]+\n", err)
     assert said in err
-    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
+    assert (tmp_path / "FILE").read_text() == "precious"
+    assert [path for path in tmp_path.rglob("*") if path.name not in ("FILE", "runs")] == []
 
 
 def fixed() -> nn.Module:
@@ -117,22 +250,67 @@ def fixed() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
 
 
-def test_what_the_system_refuses_is_one_line_too(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def asking(num_classes: int) -> nn.Module:
+    """One that must be told."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, num_classes, 3))
+
+
+@pytest.mark.parametrize(
+    "model", ["resnet65", "torchvision:resnet5", "timm:resnet5", "nowhere:net", "test_cli:fixd", "torch.nn:Conv2d"]
+)
+@pytest.mark.parametrize("command", ["train", "prune", "eval", "bench"])
+def test_an_unknown_model_is_refused_before_any_image_is_read(
+    command: str, model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    if model.startswith(("torchvision", "timm")):
+        pytest.importorskip(model.partition(":")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "load", lambda *_, **__: pytest.fail("images were loaded"))
+    more = ("--data", "cifar10", "--weights", "none") if command == "eval" else ()
+    code, _, err = growprune_says(command, "--model", model, *more)
+    assert code == 2
+    assert model.rpartition(":")[2] in err or model in err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_missing_weights_and_impossible_plans_are_refused_before_any_image_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(data, "load", lambda *_, **__: pytest.fail("images were loaded"))
+    (tmp_path / "weights").touch()
+    for more in (
+        (),
+        ("--weights", "weights", "--ratios", "[0, 2]"),
+        ("--weights", "weights", "--schedule", "greg2", "--tau-pick", "9"),
+    ):
+        assert growprune_says("prune", *more)[0] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+
+def test_what_the_system_refuses_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", str(tmp_path))
 
     monkeypatch.setattr("growprune.demo.run", full)
-    assert growprune_says(capsys, "demo") == (2, "", f"growprune: {tmp_path}: No space left on device\n")
+    assert growprune_says("demo") == (2, "", f"growprune: {tmp_path}: No space left on device\n")
 
 
-def test_an_interruption_is_no_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has\na total capacity")
+
+    monkeypatch.setattr("growprune.demo.run", full)
+    said = "growprune: not enough memory on the GPU, a smaller batch needs less: CUDA out of memory\n"
+    assert growprune_says("demo") == (2, "", said)
+
+
+def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("growprune.demo.run", interrupted)
-    assert growprune_says(capsys, "demo") == (130, "", "growprune: interrupted\n")
+    assert growprune_says("demo") == (130, "", "growprune: interrupted\n")
 
 
 def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,36 +322,327 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
         cli.main(["demo"])
 
 
-# -- results ---------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_demo_prints_its_result_as_a_table_or_as_json(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("growprune.demo.DemoConfig", partial(DemoConfig, **TINY))
-    arguments = ("demo", "--out", str(tmp_path / "demo"), "--device", "cpu", "--ratio", "0.75")
-    code, out, err = growprune_says(capsys, *arguments, "--json")
-    written = json.loads((tmp_path / "demo" / "result.json").read_text())
-    assert (code, json.loads(out)) == (0, written)
-    assert written["ratios"] == "0.75"
-    assert err.count("\n") == 4  # train, prune, fine-tune, fine-tune
-
-    code, table, log = growprune_says(capsys, *arguments)
-    assert code == 0
-    final = [way["accuracy"]["final"] for way in (written, written["baseline"])]
-    assert re.search(rf"fine-tuned +{final[0]:.1f} % +{final[1]:.1f} %", table)
-    assert f"{written['speedup']:.2f}×" in table
-    assert "λ grows by 0.25 every 2 steps to 1, then holds for 3" in " ".join(table.split())
-    assert table.endswith(f"Report: {tmp_path / 'demo' / 'report.html'}\n")
-    assert all(c.isprintable() or c == "\n" for c in table + log)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a trained network and two pruned ones, made by commands; the tests are in it."""
+    folder = tmp_path_factory.mktemp("runs")
+    with chdir(folder):
+        for arguments in (
+            ("train", *RUN, "--tensorboard", "--json", "--out", "base"),
+            ("prune", *RUN, *PUSH, "--weights", "base", "--json", "--out", "small"),
+            ("prune", *RUN, *PUSH, "--weights", "base", "--json", "--granularity", "weight", "--out", "sparse"),
+        ):
+            code, out, err = growprune_says(*arguments)
+            assert code == 0, err
+            (folder / arguments[-1] / "said.json").write_text(json.dumps([out, err]))
+        yield folder
 
 
-def test_measure_knows_the_papers_plans(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = growprune_says(
-        capsys, "measure", "--model", "resnet56", "--ratios", "[0, 0.75, 0.75, 0.32]", "--json"
-    )
+RUNS = ["base", "small", "sparse"]
+
+
+def document(text: str) -> dict[str, Any]:
+    """The one JSON document that a text is, and no number in it that JSON does not know."""
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_json_is_the_result_and_progress_is_elsewhere(place: Path, run: str) -> None:
+    out, err = json.loads((place / run / "said.json").read_text())
+    assert document(out) == json.loads((place / run / "result.json").read_text())
+    stages = ["train"] if run == "base" else ["prune", "finetune"]
+    assert re.findall(r"(?m)^(\w+): [\d,]+ steps, .*accuracy [\d.]+ %, .*ms a step, .*s$", err) == stages
+    assert err.count("\n") == len(stages)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_without_json_there_is_a_table_and_the_reports_place(place: Path, run: str) -> None:
+    """Of a finished run, `resume` only tells."""
+    result = json.loads((place / run / "result.json").read_text())
+    code, out, err = growprune_says("resume", run)
     assert (code, err) == (0, "")
-    found = json.loads(out)
+    readable(out)
+    assert f"{result['accuracy']['final']:.1f} %" in out
+    assert f"{result['params']['after']:,}" in out
+    assert out.endswith(f"\nReport: {run}/report.html\n")
+    assert (place / run / "report.html").stat().st_size > 1000
+    code, out, err = growprune_says("resume", run, "--json")
+    assert (code, document(out), err) == (0, result, "")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_folder_holds_every_option_as_resolved(place: Path, run: str) -> None:
+    found = json.loads((place / run / "config.json").read_text())
+    kind = configs.Train if run == "base" else configs.Prune
+    assert set(found) == {"command", *(each.name for each in fields(kind))}
+    assert (found["command"], found["device"], found["batch"]) == (kind.command, "cpu", 64)
+    if run != "base":
+        assert (found["ratios"], found["weights"]) == ("0.5", "base")
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_eval_finds_the_very_accuracy_that_the_run_calls_final(place: Path, run: str) -> None:
+    result = json.loads((place / run / "result.json").read_text())
+    code, out, err = growprune_says("eval", run, "--json")
+    found = document(out)
+    assert (code, err) == (0, "")
+    assert found["accuracy"] == result["accuracy"]["final"]
+    assert (found["params"], found["macs"]) == (result["params"]["after"], result["macs"]["after"])
+    assert found["environment"]["threads"] == 1
+    assert (found["sparsity"] > 0.4) == (run == "sparse")
+    code, out, err = growprune_says("eval", run)
+    assert (code, err) == (0, "")
+    readable(out)
+    assert re.search(rf"accuracy on 597 test images +{result['accuracy']['final']:.2f} %", out)
+    assert re.search(rf"parameters +{result['params']['after']:,}", out)
+
+
+def test_eval_takes_weights_in_the_usual_forms(place: Path, tmp_path: Path) -> None:
+    final = json.loads((place / "base" / "result.json").read_text())["accuracy"]["final"]
+    state = growprune.load(place / "base" / "model.safetensors", lambda: cli_network()).state_dict()
+    forms = {"plain.pth": state, "epoch.pth": {"state_dict": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}}
+    for name, form in forms.items():
+        torch.save(form, tmp_path / name)
+    safetensors.torch.save_file(state, tmp_path / "plain.safetensors")
+    for weights in (*(tmp_path / name for name in (*forms, "plain.safetensors")), "base", "base/model.safetensors"):
+        code, out, err = growprune_says("eval", *NET, "--device", "cpu", "--threads", 1, "--weights", weights, "--json")
+        assert (code, err) == (0, "")
+        assert document(out)["accuracy"] == final
+
+
+def cli_network() -> nn.Module:
+    from growprune.demo import network
+
+    return network()
+
+
+def test_weights_of_another_network_are_refused(place: Path) -> None:
+    for arguments, said in (
+        (
+            ("eval", "base", "--model", "resnet20"),
+            "base/model.safetensors: of another network: the file lacks 'layer1.2.",
+        ),
+        (
+            ("prune", *RUN, "--model", "vgg11", "--weights", "base", "--out", "x"),
+            "of another network: the file lacks 'cl",
+        ),
+        (("eval", "base", "--data", "cifr10"), "did you mean 'cifar10'?"),
+    ):
+        code, out, err = growprune_says(*arguments)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert said in err
+    assert not (place / "x").exists()
+
+
+def test_eval_of_a_run_that_is_not_finished_says_how_to_finish_it(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((place / "base" / "config.json").read_bytes())
+    said = f"growprune: weights '{tmp_path}': a run that is not finished: growprune resume {tmp_path}\n"
+    assert growprune_says("eval", tmp_path) == (2, "", said)
+
+
+def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "test"):
+        for kind in ("a", "b"):
+            (tmp_path / part / kind).mkdir(parents=True)
+            for number in range(2):
+                image.new("RGB", (70 + number, 80), (99 * number, 0, 0)).save(tmp_path / part / kind / f"{number}.png")
+    torch.save(large().state_dict(), tmp_path / "weights.pth")
+    code, out, err = growprune_says(
+        "eval", "--model", "test_cli:large", "--data", tmp_path, "--weights", tmp_path / "weights.pth",
+        "--device", "cpu", "--threads", 1, "--resolution", 64, "--workers", 0, "--json",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert document(out)["images"] == 4
+
+
+def large(num_classes: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def test_the_same_command_again_tells_and_another_is_refused(place: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (place / "base").iterdir() if path.name != ".lock"}
+    code, out, err = growprune_says("train", *RUN, "--tensorboard", "--json", "--out", "base")
+    assert (code, err) == (0, "")
+    assert document(out) == json.loads((place / "base" / "result.json").read_text())
+    code, out, err = growprune_says("train", *RUN, "--seed", 1, "--out", "base")
+    assert (code, out) == (2, "")
+    assert err.startswith("growprune: base: holds a run with --seed 0, not 1; name another folder with --out")
+    assert growprune_says("prune", *RUN, "--out", "base")[0] == 2
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_run_that_has_begun_needs_its_weights_no_longer(place: Path) -> None:
+    (place / "base").rename(place / "elsewhere")
+    try:
+        code, out, _ = growprune_says("prune", *RUN, *PUSH, "--weights", "base", "--json", "--out", "small")
+    finally:
+        (place / "elsewhere").rename(place / "base")
+    assert (code, document(out)["speedup"] > 1) == (0, True)
+
+
+def test_tensorboard_finds_the_events(place: Path) -> None:
+    assert len(list((place / "base").glob("events.out.tfevents.*"))) == 1
+    assert not list((place / "small").glob("events.*"))
+
+
+def test_a_file_holds_the_options_and_the_command_line_wins(place: Path) -> None:
+    file = place / "options.toml"
+    file.write_text(
+        'data = "digits"\nmodel = "growprune.demo:network"\nthreads = 1\ndevice = "cpu"\nbatch = 64\njson = true\n'
+        '[train]\nepochs = 0\nwarm-up = 0\nlr = 0.1\nout = "filed"\n'
+        '[prune]\nepochs = 0\nweights = "base"\nprune_batch = 64\nschedule = "oneshot"\nratios = [0, 0.5, 0.5, 0.25]\n'
+    )
+    code, out, _ = growprune_says("train", "--config", file, "--seed", 3)
+    found = json.loads((place / "filed" / "config.json").read_text())
+    assert (code, document(out)["seed"]) == (0, 3)
+    assert [found[key] for key in ("epochs", "warm_up", "lr", "seed", "batch")] == [0, 0.0, "0.1", 3, 64]
+    code, out, _ = growprune_says("prune", "--config", file, "--speedup", 2, "--out", "pruned")
+    assert code == 0
+    assert document(out)["speedup"] == pytest.approx(2, rel=0.02)
+    code, out, _ = growprune_says("prune", "--config", file)
+    assert (code, document(out)["ratios"]) == (0, "[0.0, 0.5, 0.5, 0.25]")
+    assert (place / "runs" / "prune-growprune.demo-network-digits" / "result.json").is_file()
+
+
+def test_a_runs_configuration_runs_again(place: Path) -> None:
+    code, out, _ = growprune_says(
+        "train", "--config", "base/config.json", "--out", "again", "--json", "--no-tensorboard"
+    )
+    assert code == 0
+    assert document(out)["accuracy"] == json.loads((place / "base" / "result.json").read_text())["accuracy"]
+    assert (place / "again" / "model.safetensors").read_bytes() == (place / "base" / "model.safetensors").read_bytes()
+    code, _, err = growprune_says("prune", "--config", "base/config.json")
+    assert (code, err) == (2, "growprune: base/config.json: is of the command 'train', not of prune\n")
+
+
+def test_a_terminal_shows_how_far_it_is_and_an_interruption_is_saved_told_and_code_130(place: Path) -> None:
+    command = [sys.executable, "-m", "growprune", "prune", *RUN, *PUSH[:-1], "100000", "--weights", "base", "--json"]
+    terminal, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm"}
+    del environment["COLUMNS"]
+    with subprocess.Popen(
+        [*command, "--out", "long"], stdout=subprocess.PIPE, stderr=theirs, cwd=place, env=environment
+    ) as process:
+        os.close(theirs)
+        shown, deadline = "", time.monotonic() + 90
+        while " left " not in shown and time.monotonic() < deadline:
+            shown += os.read(terminal, 10_000).decode(errors="replace")
+        process.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the terminal's end
+            while chunk := os.read(terminal, 10_000):
+                shown += chunk.decode(errors="replace")
+        out, _ = process.communicate(timeout=60)
+    os.close(terminal)
+    assert (process.returncode, out) == (130, b"")
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown))
+    assert any(re.match(r"prune \w+ \S+ +\d+% λ \d\.\d{4} \d+\.\d % \d+\.\d ms left [\d:]+", line) for line in lines), (
+        lines
+    )
+    assert max(map(len, lines[:-2])) <= 80
+    assert re.fullmatch(r"growprune: stopped at step \d+, all saved; go on with: growprune resume long", lines[-2])
+    assert (place / "long" / "checkpoints").is_dir()
+    assert growprune_says("eval", "long")[0] == 2
+
+
+# -- demo, bench, measure --------------------------------------------------------------------------------------------
+
+
+def test_demo_prints_its_result_as_a_table_or_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growprune.demo.DemoConfig", partial(DemoConfig, **TINY))
+    arguments = ("demo", "--out", tmp_path / "demo", "--device", "cpu", "--ratio", "0.75")
+    code, out, err = growprune_says(*arguments, "--json")
+    written = json.loads((tmp_path / "demo" / "result.json").read_text())
+    assert (code, document(out)) == (0, written)
+    assert written["ratios"] == "0.75"
+    assert re.findall(r"(?m)^(\S+): \w+: [\d,]+ steps", err) == ["base", "GReg-1", "GReg-1", "one-shot", "one-shot"]
+
+    for command in (arguments, ("resume", tmp_path / "demo")):
+        code, table, log = growprune_says(*command)
+        assert (code, log) == (0, "")
+        final = [way["accuracy"]["final"] for way in (written, written["baseline"])]
+        assert re.search(rf"fine-tuned +{final[0]:.1f} % +{final[1]:.1f} %", table)
+        assert f"{written['speedup']:.2f}×" in table
+        assert "λ grows by 0.25 every 2 steps to 1, then holds for 3" in " ".join(table.split())
+        assert table.endswith(f"Report: {tmp_path / 'demo' / 'report.html'}\n")
+        readable(table.replace(str(tmp_path), ""))
+    code, out, _ = growprune_says("resume", tmp_path / "demo", "--json")
+    assert (code, document(out)) == (0, written)
+    code, out, _ = growprune_says("eval", tmp_path / "demo", "--json")
+    assert (code, document(out)["accuracy"]) == (0, written["accuracy"]["final"])
+
+
+def test_bench_measures_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled, on a CPU"))
+    monkeypatch.setattr("growprune.jobs.cores", lambda: 1)  # others are at work on this machine
+    arguments = ("bench", *NET, "--device", "cpu", "--batch", 64, "--steps", 1)
+    code, out, err = growprune_says(*arguments, "--json")
+    result = document(out)
+    assert code == 0
+    assert "growprune.demo:network: alone, with the penalty and without\n" in err
+    found = result["models"]["growprune.demo:network"]
+    assert found["ms"] > 0
+    assert found["images_per_second"] == pytest.approx(64e3 / found["ms"])
+    assert "compiled" not in found["choice"]
+
+    monkeypatch.setattr("growprune.bench.bench", lambda asked: result)
+    code, out, err = growprune_says(*arguments)
+    assert (code, err) == (0, "")
+    readable(out)
+    assert re.match(r"Time of a training step\n.*, torch .*, digits, batch 64, 1 steps a measurement\n", out)
+    assert re.search(rf"(?m)^ GReg-1, alone +{found['ms']:.2f} ms", out)
+    assert re.search(rf"(?m)^ without the penalty +{found['ms_without_penalty']:.2f} ms", out)
+    assert re.search(rf"(?m)^ pruned at 0.9, fine-tuning +{found['pruned']['ms']:.2f} ms", out)
+
+
+def test_the_table_of_a_bench_on_a_gpu_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {
+        "ms": 4.812, "images_per_second": 53_200.0, "ms_without_penalty": 4.79, "penalty_share": -0.003,
+        "choice": "bf16, channels_last, compiled, 27 layers with our kernels: 4.81 ms a step",
+        "ms_parallel": {"4": 3.4}, "pruned": {"ms": 3.91},
+    }  # fmt: skip
+    result = {
+        "models": {"resnet56": figures, "torchvision:mobilenet_v2": {**figures, "penalty_share": 0.0123}},
+        "environment": {"device_name": "NVIDIA H200", "torch": "2.9.1+cu130", "device": "cuda"},
+        "data": "cifar10", "batch": 256, "steps": 200,
+    }  # fmt: skip
+    monkeypatch.setattr("growprune.bench.bench", lambda asked: result)
+    monkeypatch.setattr("growprune.bench.loader", lambda *_: {"cpu": 4321.0, "gpu": 8765.0, "workers": 16})
+    code, out, _ = growprune_says("bench", "--images", "here", "--device", "cpu")
+    assert code == 0
+    readable(out)
+    assert re.search(r"(?m)^ 4 at once, each +3.40 ms +3.40 ms $", out)
+    assert re.search(r"(?m)^ the penalty's share +too little to measure +1.2 % $", out)
+    assert "Large images: 4,321 a second, 16 workers, decoded on the CPU\n" in out
+    assert out.endswith("Large images: 8,765 a second, 16 workers, decoded on the GPU\n")
+
+
+@pytest.mark.parametrize(("device", "compiled"), [("cpu", "off"), ("cuda", "on")])
+def test_bench_compiles_where_there_is_a_gpu(device: str, compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def noted(bench: Any) -> dict[str, Any]:
+        asked.append(bench)
+        return {"environment": {}}
+
+    monkeypatch.setattr("growprune.jobs.usable", lambda name: device)
+    monkeypatch.setattr("growprune.bench.bench", noted)
+    for more, expected in (((), compiled), (("--compile", "off"), "off"), (("--compile", "on"), "on")):
+        assert growprune_says("bench", "--model", "vgg11, resnet20,vgg11", *more, "--json")[0] == 0
+        assert (asked[-1].compile, asked[-1].device, asked[-1].models) == (expected, device, ["vgg11", "resnet20"])
+
+
+def test_measure_knows_the_papers_plans() -> None:
+    code, out, err = growprune_says("measure", "--model", "resnet56", "--ratios", "[0, 0.75, 0.75, 0.32]", "--json")
+    assert (code, err) == (0, "")
+    found = document(out)
     assert found["params"]["before"] == 853_018
     assert found["speedup"] == pytest.approx(2.55, abs=0.005)
     assert found["widths"]["layer1.0.conv1"] == [16, 4]
@@ -181,26 +650,56 @@ def test_measure_knows_the_papers_plans(capsys: pytest.CaptureFixture[str]) -> N
     assert found["ratios"] == "[0.0, 0.75, 0.75, 0.32]"
 
 
-def test_measure_solves_for_a_speedup_and_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measure_solves_for_a_speedup_and_prints_a_table() -> None:
     arguments = ("measure", "--model", "growprune.demo:network", "--input", "1x8x8", "--num-classes", "3")
-    code, out, err = growprune_says(capsys, *arguments, "--speedup", "2")
+    code, out, err = growprune_says(*arguments, "--speedup", "2")
     assert (code, err) == (0, "")
     assert re.search(r"MACs +410,208 .* (2\.0\d|1\.9\d)×", out)
     assert re.search(r"filters of layer3\.1\.conv1 +32 +1[5-7] ", out)
-    assert all(c.isprintable() or c == "\n" for c in out)
+    readable(out)
 
 
-def test_measure_leaves_the_random_numbers_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measure_leaves_the_random_numbers_alone() -> None:
     """Which weights are drawn cannot change a plan: two calls say the same."""
     arguments = ("measure", "--model", "resnet20", "--ratios", "0.5", "--json")
     torch.manual_seed(1)
-    first = growprune_says(capsys, *arguments)
+    first = growprune_says(*arguments)
     torch.manual_seed(2)
-    assert growprune_says(capsys, *arguments) == first
+    assert growprune_says(*arguments) == first
 
 
-def test_a_network_is_measured_without_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = growprune_says(capsys, "measure", "--model", "resnet20", "--json")
-    result = json.loads(out)
+def test_a_network_is_measured_without_a_plan() -> None:
+    code, out, _ = growprune_says("measure", "--model", "resnet20", "--json")
+    result = document(out)
     assert code == 0
     assert result["macs"]["before"] == result["macs"]["after"] > 0
+    code, out, _ = growprune_says("measure", "--model", "resnet20")
+    assert code == 0
+    readable(out)
+    assert re.match(r"resnet20, input 3x32x32\n", out)
+    assert re.search(r"(?m)^ parameters +269,722 $", out)
+    assert "×" not in out
+
+
+def test_measure_takes_functions_of_a_users_own() -> None:
+    code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5, "--json")
+    assert (code, document(out)["widths"]) == (0, {"2": [8, 4]})
+    assert growprune_says("measure", "--model", "test_cli:asking", "--num-classes", 5)[0] == 0
+
+
+def test_a_network_that_cannot_be_pruned_is_measured_all_the_same() -> None:
+    code, out, _ = growprune_says("measure", "--model", "test_cli:fixed")
+    assert (code, re.findall(r"parameters +(\d+)", out)) == (0, ["808"])
+    code, _, err = growprune_says("measure", "--model", "test_cli:fixed", "--ratios", 0.5)
+    assert (code, err.startswith("growprune: no layer of this model can be pruned")) == (2, True)
+
+
+def roomy() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m growprune measure --model resnet110 --ratios 0.5 | head -1"
+    ran = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert ran.stdout.startswith("resnet110, input")
+    assert ran.stderr == ""

@@ -240,17 +240,15 @@ def notes(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
-def test_stopped_before_it_has_done_anything(
-    shop: Shop, alone: dict[str, dict[str, Any]], number: int, code: int
-) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["SIGINT", "SIGTERM", "SIGHUP"])
+def test_stopped_before_it_has_done_anything(shop: Shop, alone: dict[str, dict[str, Any]], number: int) -> None:
     run = shop.path / f"early-{number}"
     process = shop.fork(*PLANS["train"], "--out", run, SLOW_START="2")
     assert until((run / "config.json").exists, process.alive)
     time.sleep(0.2)
     process.kill(number)
     done = process.wait()
-    assert done.code == code, done
+    assert done.code == 128 + number, done
     assert stopped_at(done.line, run) == 0
     shop.done("resume", run)
     assert outcome(run) == alone["train"]
@@ -270,7 +268,7 @@ def test_the_second_time_it_leaves_at_once(shop: Shop) -> None:
     assert steps(run) == [0]
 
 
-@pytest.mark.parametrize("knock", [1, 2, 4, 6])
+@pytest.mark.parametrize("knock", [2, 4])
 def test_a_stop_is_not_taken_for_an_answer(shop: Shop, alone: dict[str, dict[str, Any]], knock: int) -> None:
     """A pruner tries out what a network survives; a signal in the midst of that is not the network's failure."""
     run = shop.path / f"knock-{knock}"
@@ -291,7 +289,8 @@ from growprune.train import StoppedError
 same = dict(data="images", threads=1, epochs=3, batch=200, lr="0.1", save_every=1000.0, device="cpu")
 configs = [Train(model=model, seed=seed, **same) for seed, model in enumerate(sys.argv[1].split(","))]
 try:
-    side_by_side([(config, Path(f"{sys.argv[2]}-{config.seed}")) for config in configs], 2)
+    runs = [(config, Path(f"{sys.argv[2]}-{config.seed}")) for config in configs]
+    side_by_side(runs, 2, finished=lambda folder: print("finished", folder))
 except (StoppedError, GrowpruneError) as error:
     print(type(error).__name__, error)
 """
@@ -301,18 +300,20 @@ except (StoppedError, GrowpruneError) as error:
 def test_all_of_several_are_saved_when_one_stops(shop: Shop, trouble: str) -> None:
     name = f"several-{trouble}"
     models = "nets:linear,nets:linear" if trouble == "SIGTERM" else "nets:linear,nets:bad"
-    process = Process([COMMAND[0], "-c", SIDE_BY_SIDE, models, name], shop.path, {"SLOW": "0.05"})
+    command = [COMMAND[0], "-c", SIDE_BY_SIDE, models, name]
+    process = Process(command, shop.path, {"SLOW": "0.05"})
     runs = [shop.path / f"{name}-{i}" for i in range(2)]
     if trouble == "SIGTERM":
         assert until(lambda: all(notes(run) for run in runs), process.alive)
         process.kill(signal.SIGTERM)
     done = process.wait()
-    assert done.code == 0, done
-    assert done.out.startswith("StoppedError" if trouble == "SIGTERM" else "GrowpruneError the loss or a gradient"), (
-        done
-    )
+    said = "StoppedError stopped at step" if trouble == "SIGTERM" else "GrowpruneError the loss or a gradient"
+    assert done.out.startswith(said), done
     assert min(steps(run)[-1] for run in runs[: 2 if trouble == "SIGTERM" else 1]) >= 5
-    shop.done("resume", runs[0])
+    if trouble == "SIGTERM":
+        assert set(Process(command, shop.path, {}).wait().out.splitlines()) == {f"finished {run.name}" for run in runs}
+    else:
+        shop.done("resume", runs[0])
     same = ["--data", "images", "--threads", "1", "--epochs", "3", "--batch", "200", "--lr", "0.1", "--warm-up", "5"]
     shop.done("train", "--model", "nets:linear", *same, "--out", f"{name}-alone")
     assert outcome(runs[0]) == outcome(shop.path / f"{name}-alone")

@@ -374,8 +374,8 @@ def test_going_on_from_another_folder(shop: Shop, alone: dict[str, Any], run: Pa
         (["--model", "nets:smal"], "did you mean 'small'?"),
         (["--model", "resnet20"], "of another network"),
         (["--weights", "nothing"], "weights 'nothing': no such file"),
-        (["--prune-batch", "5000"], "--prune-batch: there are no 5000 images to take, but 1200"),
-        (["--batch", "5000"], "--batch: there are no 5000 images to take, but 1200"),  # not after hours of pushing
+        (["--prune-batch", "5000"], "--prune-batch: no batch of 5000 from 1200 images"),
+        (["--batch", "5000"], "--batch: no batch of 5000 from 1200 images"),  # not after hours of pushing
         (["--ratios", "[0, 0.5]", "--tensorboard"], ""),
         (["--ignore", "nolayer", "--tensorboard"], "nolayer"),
     ],

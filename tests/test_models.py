@@ -1,14 +1,21 @@
 import importlib
 import math
+import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import growprune as gp
 from growprune.errors import GrowpruneError
-from growprune.models import BUILT_IN, VGG, BasicBlock, CifarResNet, create
+from growprune.models import BUILT_IN, VGG, BasicBlock, CifarResNet, create, fresh, known, restore
 
 
 def parameters(model: nn.Module) -> int:
@@ -123,24 +130,27 @@ def test_a_users_function_in_the_working_folder(tmp_path, monkeypatch) -> None:
         create("my_broken_models:tiny")
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("resnet65", r"^unknown model 'resnet65', did you mean 'resnet56'\? "),
-        ("elephant", r"^unknown model 'elephant'; there are resnet20, .*vgg19 "),
-        ("torchvision:resnet5", r"^torchvision has no model 'resnet5', did you mean 'resnet50'\?$"),
-        ("no_such_package.nets:f", r"^model 'no_such_package.nets:f': no module 'no_such_package' "),
-        ("torch.no_such_part:f", r"^model 'torch.no_such_part:f': no module 'torch.no_such_part' "),
-        (":f", r"^model ':f' is not of the form package.module:function$"),
-        ("torch:", r"^model 'torch:' is not of the form package.module:function$"),
-        (".nets:f", r"^model '.nets:f' is not of the form package.module:function$"),
-    ],
-)
-def test_a_bad_name_gives_one_line_with_the_way_out(name: str, line: str) -> None:
-    if name.startswith("torchvision"):
-        pytest.importorskip("torchvision")
+BAD_NAMES = [
+    ("resnet65", r"^unknown model 'resnet65', did you mean 'resnet56'\? "),
+    ("elephant", r"^unknown model 'elephant'; there are resnet20, .*vgg19 "),
+    ("torchvision:resnet5", r"^torchvision has no model 'resnet5', did you mean 'resnet50'\?$"),
+    ("timm:resnet5", r"^timm has no model 'resnet5', did you mean 'resnet50'\?$"),
+    ("no_such_package.nets:f", r"^model 'no_such_package.nets:f': no module 'no_such_package' "),
+    ("torch.no_such_part:f", r"^model 'torch.no_such_part:f': no module 'torch.no_such_part' "),
+    ("test_models:wide", r"^model 'test_models:wide': test_models has no function 'wide', did you mean 'wider'\?$"),
+    (":f", r"^model ':f' is not of the form package.module:function$"),
+    ("torch:", r"^model 'torch:' is not of the form package.module:function$"),
+    (".nets:f", r"^model '.nets:f' is not of the form package.module:function$"),
+]
+
+
+@pytest.mark.parametrize("call", [create, known])
+@pytest.mark.parametrize(("name", "line"), BAD_NAMES)
+def test_a_bad_name_gives_one_line_with_the_way_out(call: Callable[[str], object], name: str, line: str) -> None:
+    if name.startswith(("torchvision", "timm")):
+        pytest.importorskip(name.partition(":")[0])
     with pytest.raises(GrowpruneError, match=line) as caught:
-        create(name)
+        call(name)
     assert "\n" not in str(caught.value)
 
 
@@ -165,3 +175,229 @@ def test_the_optional_packages_are_not_imported_for_our_own_networks() -> None:
         "assert not {'torchvision', 'timm'} & set(sys.modules), 'imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- names, looked up without making anything ------------------------------------------------------------------------
+
+
+def wider(num_classes: int, *rest: Any, width: int = 8, **more: Any) -> nn.Module:
+    """A user's model that must be told the number of classes."""
+    raise AssertionError("nothing should be made")
+
+
+def narrow() -> nn.Module:
+    """One that takes no argument."""
+    return nn.Linear(3, 10)
+
+
+def demanding(width: int) -> nn.Module:
+    return nn.Linear(width, 1)
+
+
+def secretive(num_classes: int, /) -> nn.Module:
+    return nn.Linear(3, num_classes)
+
+
+@pytest.mark.parametrize("name", ["resnet56", "torchvision:vit_h_14", "timm:resnet18", "test_models:wider"])
+def test_a_good_name_is_known_and_nothing_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name.startswith(("torchvision", "timm")):
+        pytest.importorskip(name.partition(":")[0])
+    monkeypatch.setattr(nn.Module, "__init__", lambda self: pytest.fail("a module was made"))
+    known(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [("torch.nn:Conv2d", "in_channels"), ("test_models:demanding", "width"), ("test_models:secretive", "num_classes")],
+)
+def test_a_function_that_needs_more_than_the_classes_is_refused(name: str, lacks: str) -> None:
+    with pytest.raises(GrowpruneError, match=f"^model '{name}' needs '{lacks}'; name a function that needs num_class"):
+        known(name)
+
+
+def test_a_function_without_classes_is_called_without() -> None:
+    assert fresh("test_models:narrow", 7).out_features == 10
+    assert fresh("resnet20", 7).linear.out_features == 7
+
+
+# -- trained weights -------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 4, inner: str = "body") -> None:
+        super().__init__()
+        self.add_module(inner, nn.Sequential(nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.Conv2d(width, width, 3)))
+        self.inner = inner
+        self.head = nn.Linear(width, 10) if inner == "body" else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.get_submodule(self.inner)(x).mean((2, 3)))
+        return out
+
+
+def net() -> nn.Module:
+    return Net()
+
+
+def wrapped() -> nn.Module:
+    """Its own names begin as DataParallel's do."""
+    return Net(inner="module")
+
+
+@pytest.fixture
+def trained() -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    return {
+        key: torch.rand_like(value) if value.is_floating_point() else value for key, value in net().state_dict().items()
+    }
+
+
+def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{key}": value for key, value in state.items()}
+
+
+FORMS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
+    "a state dict": lambda state: state,
+    "an epoch's checkpoint": lambda state: {"state_dict": state, "epoch": 3, "optimizer": {"lr": [0.1]}},
+    "model_state_dict": lambda state: {"model_state_dict": state},
+    "model": lambda state: {"model": state, "best": 93.4},
+    "net": lambda state: {"net": state},
+    "of DataParallel": lambda state: below("module.", state),
+    "of torch.compile": lambda state: below("_orig_mod.", state),
+    "of both, in a checkpoint": lambda state: {"state_dict": below("module._orig_mod.", state)},
+    "in double precision": lambda state: {k: v.double() if v.is_floating_point() else v for k, v in state.items()},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_usual_state_dicts_are_read(form: str, trained: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(FORMS[form](trained), tmp_path / "weights.pth")
+    same(restore("test_models:net", 10, tmp_path / "weights.pth"), trained)
+
+
+def same(model: nn.Module, state: dict[str, Tensor]) -> None:
+    found = model.state_dict()
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[key], state[key]) for key in state)
+
+
+@pytest.mark.parametrize("name", ["plain.safetensors", "plain.bin"])
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
+def test_plain_safetensors_are_read_whatever_they_are_called(
+    name: str, metadata: Any, trained: dict[str, Tensor], tmp_path: Path
+) -> None:
+    safetensors.torch.save_file(below("module.", trained), tmp_path / name, metadata)
+    same(restore("test_models:net", 10, tmp_path / name), trained)
+
+
+def test_a_network_whose_own_names_begin_like_a_wrapper_keeps_them(tmp_path: Path) -> None:
+    state = {key: value + 1 for key, value in wrapped().state_dict().items()}
+    assert all(key.startswith("module.") for key in state)
+    for each in (state, below("module.", state)):
+        torch.save(each, tmp_path / "weights.pth")
+        same(restore("test_models:wrapped", 10, tmp_path / "weights.pth"), state)
+
+
+@pytest.mark.parametrize("granularity", ["filter", "weight"])
+def test_our_own_files_come_back_smaller_or_sparse(granularity: Any, tmp_path: Path) -> None:
+    pruner = gp.Pruner(net(), torch.rand(1, 1, 8, 8), gp.OneShot(), ratios=0.5, granularity=granularity)
+    small = pruner.compact()
+    (tmp_path / "run").mkdir()
+    for place in (tmp_path / "run" / "model.safetensors", tmp_path / "small.bin"):
+        gp.save(small, place)
+    for weights in (tmp_path / "run", tmp_path / "small.bin"):
+        found = restore("test_models:net", 10, weights)
+        same(found, small.state_dict())
+        assert gp.sparsity(found) == gp.sparsity(small)
+        assert parameters(found) == parameters(small)
+
+
+class Trap:
+    """What a pickle can do to those who open it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("form", ["torch.save", "in a state dict", "pickle", "as safetensors"])
+def test_no_code_in_a_file_is_ever_run(form: str, trained: dict[str, Tensor], tmp_path: Path) -> None:
+    trap, path = Trap(str(tmp_path / "sprung")), tmp_path / ("w.safetensors" if form == "as safetensors" else "w.pth")
+    if form in ("pickle", "as safetensors"):
+        path.write_bytes(pickle.dumps(trap))
+    else:
+        torch.save(trap if form == "torch.save" else {**trained, "head.bias": trap}, path)
+    assert refusal(path) == f"{path}: {UNREADABLE}"
+    assert not (tmp_path / "sprung").exists()
+    pickle.loads(pickle.dumps(trap))  # it would have
+    assert (tmp_path / "sprung").exists()
+
+
+UNREADABLE = "no state dict that can be read without running code in it; save model.state_dict(), or use growprune.save"
+OTHER = "of another network than test_models:net:"
+NO_DICT = "not a state dict: save model.state_dict(), or use growprune.save"
+
+
+def refusal(path: Path, name: str = "test_models:net") -> str:
+    with pytest.raises(GrowpruneError) as caught:
+        restore(name, 10, path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda s: net(), UNREADABLE),  # a whole model
+        (lambda s: list(s.values()), NO_DICT),
+        (lambda s: {}, NO_DICT),
+        (lambda s: {"state_dict": {}}, NO_DICT),
+        (lambda s: {**s, "head.bias": [1.0] * 10}, NO_DICT),
+        (lambda s: {**s, "head.bias": s["head.bias"].to_sparse()}, NO_DICT),
+        (lambda s: {**s, "head.bias": torch.empty(10, device="meta")}, NO_DICT),
+        (lambda s: {k: v for k, v in s.items() if k != "head.bias"}, f"{OTHER} it lacks 'head.bias'"),
+        (lambda s: {**s, "tail.bias": s["head.bias"]}, f"{OTHER} it has 'tail.bias'"),
+        (lambda s: {**s, "head.bias": s["head.bias"][:7]}, f"{OTHER} 'head.bias' is (7,), not (10,)"),
+        (lambda s: {**s, "head.bias": s["head.bias"] / 0}, "'head.bias' holds numbers that are not finite"),
+        (lambda s: create("resnet20").state_dict(), f"{OTHER} it lacks 'body.0.bias'"),
+    ],
+)  # fmt: skip
+def test_other_weights_are_refused_in_one_line(
+    made: Any, said: str, trained: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save(made(trained), path)
+    assert refusal(path) == f"{path}: {said}"
+    if said.startswith("of another"):
+        safetensors.torch.save_file({k: v.clone() for k, v in made(trained).items()}, path)
+        assert refusal(path) == f"{path}: {said}"
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors", "ours"])
+def test_a_file_cut_short_at_any_length_is_refused(kind: str, trained: dict[str, Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    if kind == "torch":
+        torch.save(trained, path)
+    elif kind == "safetensors":
+        safetensors.torch.save_file(trained, path)
+    else:
+        gp.save(net(), path)
+    blob = path.read_bytes()
+    for size in [*range(0, 40), *range(40, len(blob) - 1, 97), len(blob) - 1]:
+        path.write_bytes(blob[:size])
+        assert refusal(path).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("blob", [b"", b"hello", b"{}", b"\x80", b"PK\x03\x04", b"\x08" + bytes(7) + b"{", bytes(1000)])
+def test_garbage_is_refused(blob: bytes, tmp_path: Path) -> None:
+    for name in ("weights.pth", "weights.safetensors"):
+        (tmp_path / name).write_bytes(blob)
+        assert refusal(tmp_path / name) == f"{tmp_path / name}: {UNREADABLE}"
+
+
+def test_where_there_are_no_weights_the_way_to_them_is_said(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none").startswith(f"weights '{tmp_path}/none': no such file, or a folder without model")
+    (tmp_path / "config.json").write_text("{}")
+    assert refusal(tmp_path) == f"weights '{tmp_path}': a run that is not finished: growprune resume {tmp_path}"

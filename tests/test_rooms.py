@@ -28,6 +28,8 @@ ORDER = [
     "pruner",
     "measurement",
     "models",
+    "planning",
+    "options",
     "config",
     "tree",
     "checkpoint",
@@ -50,6 +52,7 @@ ORDER = [
     "paper",
     "bench",
     "demo",
+    "console",
     "cli",
 ]
 """Downwards from the top of the list: a room may know those before it, never those after it."""

@@ -6,20 +6,18 @@ Results go to stdout, progress to stderr. An error that a user can cause is one 
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from growprune import config as configs
-from growprune.errors import GrowpruneError, nearest
+from growprune.console import BESIDE, Given, Plain, fail, heard, offered, read_file, usage
+from growprune.errors import GrowpruneError
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -27,15 +25,20 @@ REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     name="growprune",
     help="Prune PyTorch networks by growing regularization (GReg-1 and GReg-2, ICLR 2021).",
+    epilog="growprune COMMAND --help says more of each.",
     add_completion=False,
     rich_markup_mode=None,  # plain help: the styled one takes as long again to load
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Out = Annotated[
-    Path | None, typer.Option(help="Folder of the run, to make or to go on with. [runs/COMMAND-MODEL-DATA]")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Folder of the run, to make or to go on with. [runs/COMMAND-MODEL-DATA]"),
 ]
-File = Annotated[Path | None, typer.Option("--config", help="TOML file with any of these options.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="TOML file with any of these options, or a run's config.json."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
 
 
@@ -52,35 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = 130
+    except Exception as error:
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        fail(f"not enough memory on the GPU, a smaller batch needs less: {str(error).partition('. ')[0]}")
     if code == 130 and heard():
         print("growprune: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def usage(error: Any) -> str:
-    """What is wrong with the command line, the nearest name where one is near, and where to look."""
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "growprune"
-    message = str(error.format_message()).strip().rstrip(".")
-    unknown = getattr(error, "option_name", None)
-    if unknown and context and "did you mean" not in message.lower():
-        known = [name for parameter in context.command.params for name in parameter.opts]
-        message += nearest(unknown, known)
-    return f"{message} ({command} --help lists what there is)"
-
-
-def fail(message: str) -> NoReturn:
-    if not heard():
-        time.sleep(10)  # torchrun ends this process once the one that speaks has ended; if not, that one did not fail
-    print(f"growprune: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
-
-
-def heard() -> bool:
-    """Does this process speak? Those of torchrun's that fail before they have come together all have the same to say;
-    afterwards they settle it among themselves."""
-    together = sys.modules.get("torch.distributed")
-    return os.environ.get("LOCAL_RANK", "0") == "0" or (together is not None and together.is_initialized())
 
 
 def show_version(wanted: bool) -> None:
@@ -91,113 +72,75 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        print(context.get_help())
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
 def top(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Print the version.")
+        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Print the version and exit.")
+    ] = False,
+    # typer's own option would load pydantic, which takes as long as all else.
+    help_: Annotated[
+        bool,
+        typer.Option("-h", "--help", is_eager=True, callback=show_help, help="Show this message and exit."),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the results; a new one, or that of the same demo.")] = Path(
-        "demo"
-    ),
-    seed: Annotated[int, typer.Option(min=0, help="Decides the first weights and the order of the images.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    ratio: Annotated[float, typer.Option(help="The share of each layer's filters that go.")] = 0.9,
-    scope: Annotated[
-        Literal["path", "filter"],
-        typer.Option(help="What the penalty touches: a filter's whole path, or its weights alone (the paper)."),
-    ] = "path",
-    longer: Annotated[
-        bool, typer.Option("--longer", help="Also prune in one shot with as many steps as GReg-1 has in all.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
+@offered(app, configs.Demo)
+def demo(given: Given, *, as_json: Json = False) -> None:
     """Train, prune, fine-tune and compare: no download, no GPU.
 
     A small residual network learns scikit-learn's handwritten digits; GReg-1 and one-shot pruning then take the same
     filters from it, in about a minute. The folder gets the figures, report.html, result.json and the smaller network.
     """
+    asked = configs.Demo(**given)
     from growprune.demo import DemoConfig
 
-    show_demo(DemoConfig(seed=seed, device=device, ratio=ratio, scope=scope, longer=longer), out, as_json)
+    own: dict[str, Any] = {name: value for name, value in vars(asked).items() if name != "out"}
+    show_demo(DemoConfig(**own), Path(asked.out), as_json)
 
 
 def show_demo(config: Any, out: Path, as_json: bool) -> None:
     """Do the demo, or what is left of it, and say what came of it."""
-    from growprune.demo import run
-    from growprune.report import table
-    from growprune.train import StoppedError
+    from growprune import demo, report
 
-    try:
-        result = run(config, out)
-    except StoppedError as stopped:
-        stop(out, stopped.step, stopped.signal)
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
-    show(table(result))
-    print(f"Report: {out / 'report.html'}")
+    tell(lambda: demo.run(config, out), report.table, out, as_json)
 
 
 # -- train, prune, resume --------------------------------------------------------------------------------------------
 
 
-def offered(kind: type[configs.Config]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command every field of a configuration as an option; one that is not given is None."""
-
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        hints = get_type_hints(kind)
-        more = []
-        for each in fields(kind):
-            name, switch = configs.flag(each.name), hints[each.name] is bool
-            value = "" if each.default in ("", None) else f" [{str(each.default).lower() if switch else each.default}]"
-            option = typer.Option(f"{name}/--no-{name[2:]}" if switch else name, help=each.metadata["help"] + value)
-            hint: Any = Annotated[hints[each.name] | None, option]
-            more.append(inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
-        command.__signature__ = inspect.Signature([*more, *own])  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in [*more, *own]}
-        return command
-
-    return decorate
-
-
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-@app.command()
-@offered(configs.Train)
-def train(*, out: Out = None, config: File = None, as_json: Json = False, **options: Any) -> None:
+@offered(app, configs.Train)
+def train(given: Given, *, out: Out = None, config: File = None, as_json: Json = False) -> None:
     """Train a network on images.
 
     The folder gets the network, metrics.jsonl, result.json and report.html. Interrupted in whatever way, it goes on
     with `growprune resume OUT`, or with the same command again.
     """
-    conclude(configs.resolve("train", given(options), config), out, as_json)
+    begin("train", given, out, config, as_json)
 
 
-@app.command()
-@offered(configs.Prune)
-def prune(*, out: Out = None, config: File = None, as_json: Json = False, **options: Any) -> None:
+@offered(app, configs.Prune)
+def prune(given: Given, *, out: Out = None, config: File = None, as_json: Json = False) -> None:
     """Prune a trained network: push, remove, fine-tune, report.
 
     The defaults are the paper's on CIFAR. The folder gets the smaller network, metrics.jsonl, result.json and
     report.html. Interrupted in whatever way, it goes on with `growprune resume OUT`, or with the same command again.
     """
-    conclude(configs.resolve("prune", given(options), config), out, as_json)
+    begin("prune", given, out, config, as_json)
 
 
-@app.command()
+@app.command(cls=Plain)
 def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.")],
     as_json: Json = False,
 ) -> None:
     """Go on with an interrupted run, and finish it.
@@ -215,174 +158,144 @@ def resume(
     conclude(configs.from_json(found, run), run, as_json)
 
 
-def conclude(config: configs.Config, out: Path | None, as_json: bool) -> None:
+def begin(command: str, given: Given, out: Path | None, file: Path | None, as_json: bool) -> None:
+    """A run from its options: those given, those of the file, the defaults."""
+    base = read_file(file, command) if file is not None else {}
+    beside = {name: base.pop(name, None) for name in BESIDE}
+    config = configs.resolve(command, given, base)
+    out = out or Path(beside["out"] or configs.folder(command, config))
+    if not (out / "config.json").exists():  # a run that has begun has all it needs
+        foresee(config)
+    conclude(config, out, as_json or bool(beside["json"]))
+
+
+def foresee(config: configs.Config) -> None:
+    """Refuse what cannot work before any image is read, or downloaded."""
+    from growprune import models, ratios, recipe
+
+    models.known(config.model)
+    if getattr(config, "weights", None):
+        models.weights_file(config.weights)  # type: ignore[attr-defined]
+    if isinstance(config, configs.Prune):
+        recipe.schedule(config)
+        ratios.read(recipe.ratios(config))
+
+
+def conclude(config: configs.Config, out: Path, as_json: bool) -> None:
     """Do the run, then say what came of it."""
-    out = out or configs.folder(config.command, config)
-    from growprune.jobs import run
+    from growprune import jobs
     from growprune.report.run import table
+
+    tell(lambda: jobs.run(config, out), table, out, as_json)
+
+
+def tell(run: Callable[[], dict[str, Any]], table: Callable[[dict[str, Any]], Any], out: Path, as_json: bool) -> None:
     from growprune.train import StoppedError
 
     try:
-        result = run(config, out)
+        result = run()
     except StoppedError as stopped:
-        stop(out, stopped.step, stopped.signal)
+        print(f"growprune: stopped at step {stopped.step}, all saved; go on with: growprune resume {out}",
+              file=sys.stderr)  # fmt: skip
+        sys.exit(128 + stopped.signal)
     if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
         return
-    if as_json:
-        print(json.dumps(result, indent=2))
-        return
-    show(table(result))
-    print(f"Report: {out / 'report.html'}")
+    show(result, table, as_json)
+    if not as_json:
+        print(f"Report: {out / 'report.html'}")
 
 
-def stop(out: Path, step: int, signal: int) -> NoReturn:
-    print(f"growprune: stopped at step {step}, all saved; go on with: growprune resume {out}", file=sys.stderr)
-    sys.exit(128 + signal)
+# -- eval, measure, bench --------------------------------------------------------------------------------------------
 
 
-@app.command(name="eval")
+@offered(app, configs.Eval, "eval")
 def evaluate(
+    given: Given,
+    *,
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of a run; its own model and data are then the default.")
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; all else is then as it was there.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="resnet56, vgg19, torchvision:NAME, timm:NAME or module:function.")
-    ] = None,
-    weights: Annotated[str | None, typer.Option(help="A run's folder, .safetensors, or a state dict.")] = None,
-    data: Annotated[str | None, typer.Option(help="cifar10, cifar100, digits, or a folder.")] = None,
-    data_dir: Annotated[str, typer.Option(help="Where cifar10 and cifar100 lie, or are downloaded to.")] = "data",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Test a network: accuracy, parameters, MACs.
 
     Of a run (`growprune eval RUN`), or of weights (`growprune eval --model M --weights W --data D`).
     """
-    from growprune.jobs import tested
-    from growprune.report import tables
-
-    known: dict[str, Any] = {}
-    if run is not None:
-        from growprune.run import read_config
-
-        known = read_config(run)
-    wanted = {
-        "model": model or known.get("model"),
-        "weights": weights or (str(run) if run is not None else None),
-        "data": data or known.get("data"),
-    }
-    for name, value in wanted.items():
-        if not value:
+    asked = {name: value for name, value in vars(configs.Eval(**given)).items() if value is not None}
+    wanted = {**(as_run(run) if run is not None else {}), **asked}
+    for name in ("model", "weights", "data"):
+        if name not in wanted:
             raise GrowpruneError(f"eval: give the folder of a run, or --model, --weights and --data (no --{name} here)")
-    kept: dict[str, Any] = {name: known[name] for name in ("normalize", "resolution") if name in known}
-    result = tested(configs.resolve("train", {**wanted, **kept, "data_dir": data_dir, "device": device}))
-    print(json.dumps(result, indent=2)) if as_json else show(tables.test_table(result))
+    from growprune import jobs, models
+    from growprune.report.tables import eval_table
+
+    models.known(wanted["model"])
+    models.weights_file(wanted["weights"])
+    config = configs.resolve("train", {**wanted, "batch": 1})  # of the training images none are needed
+    show(jobs.tested(config), eval_table, as_json)
 
 
-@app.command()
-def bench(
-    model: Annotated[str, typer.Option(help="Networks to measure, with commas between.")] = "resnet56,vgg19",
-    data: Annotated[str, typer.Option(help="cifar10, cifar100, digits, or a folder.")] = "cifar10",
-    data_dir: Annotated[str, typer.Option(help="Where cifar10 and cifar100 lie, or are downloaded to.")] = "data",
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    batch: Annotated[int, typer.Option(min=1, help="Images a step.")] = 256,
-    parallel: Annotated[int, typer.Option(min=1, help="Runs at once on a GPU.")] = 4,
-    steps: Annotated[int, typer.Option(min=0, help="Steps a measurement; 0: as many as are needed here.")] = 0,
-    compile_: Annotated[Literal["auto", "on", "off"], typer.Option("--compile", help="torch.compile.")] = "on",
-    images: Annotated[str | None, typer.Option(help="Also measure reading this folder of large images.")] = None,
-    workers: Annotated[int, typer.Option(min=-1, help="Processes that read them; -1: one a core.")] = -1,
-    as_json: Json = False,
-) -> None:
-    """What a training step takes on this machine.
+def as_run(run: Path) -> Given:
+    """What `eval` needs to know of a run, so that it finds the very accuracy that the run found."""
+    from growprune.run import read_config
 
-    The step of `growprune prune` with GReg-1: alone, with and without its penalty, several at once, and after pruning.
-    """
-    from growprune.bench import Bench, loader
-    from growprune.bench import bench as measured
-    from growprune.report import tables
-
-    names = [name.strip() for name in model.split(",") if name.strip()]
-    asked = Bench(
-        names, data, data_dir, device, batch, parallel, steps, compile_, lambda line: print(line, file=sys.stderr)
-    )
-    result = measured(asked)
-    if images is not None:
-        result["loader"] = loader(images, workers, result["environment"]["device"])
-    print(json.dumps(result, indent=2)) if as_json else show(tables.bench_table(result))
+    found = read_config(run)
+    if found.get("command") == "demo":
+        found = {"model": "growprune.demo:network", "data": "digits", "threads": 1, "device": found.get("device")}
+    kept = {"model", "data", "data_dir", "normalize", "resolution", "threads"}
+    kept |= {"device"} if found.get("device") == "cpu" else set()  # a GPU may not be here
+    return {"weights": str(run), **{name: found[name] for name in kept if name in found}}
 
 
-@app.command()
-def measure(
-    model: Annotated[
-        str, typer.Option(help="resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:function.")
-    ],
-    num_classes: Annotated[int | None, typer.Option(min=1, help="The model's own number if not given.")] = None,
-    input_: Annotated[str, typer.Option("--input", help="Shape of one input.")] = "3x32x32",
-    ratios: Annotated[
-        str | None, typer.Option(help="0.5, '[0, 0.5, 0.5, 0.5]' by stage, or '[0:0, 1-15:0.7]' by layer.")
-    ] = None,
-    speedup: Annotated[float | None, typer.Option(help="How many times fewer MACs to plan for.")] = None,
-    as_json: Json = False,
-) -> None:
+@offered(app, configs.Measure)
+def measure(given: Given, *, as_json: Json = False) -> None:
     """What a network costs, or a plan would give.
 
     Before any training: parameters and MACs before and after, the speed-up, and how many filters each layer would keep.
     """
-    from growprune.report import tables
-
-    shape = read_shape(input_)
-    if ratios is not None and speedup is not None:
+    asked = configs.Measure(**given)
+    if asked.ratios is not None and asked.speedup is not None:
         raise GrowpruneError("measure: give --ratios SPEC or --speedup X, not both")
-    result = plan(model, num_classes, shape, ratios, speedup)
-    print(json.dumps(result, indent=2)) if as_json else show(tables.plan_table(result))
+    from growprune.planning import plan
+    from growprune.report.tables import plan_table
+
+    found = plan(asked.model, asked.num_classes, configs.read_shape(asked.input), asked.ratios, asked.speedup)
+    show(found, plan_table, as_json)
 
 
-def read_shape(text: str) -> tuple[int, ...]:
+@offered(app, configs.Bench)
+def bench(given: Given, *, as_json: Json = False) -> None:
+    """What a training step takes on this machine.
+
+    The step of `growprune prune` with GReg-1: alone, with and without its penalty, several at once, and after pruning.
     """
-    >>> read_shape("3x32x32")
-    (3, 32, 32)
-    """
-    parts = text.lower().split("x")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise GrowpruneError(f"--input: '{text}' is no shape; write it as 3x32x32 (channels, height, width)")
-    return tuple(int(part) for part in parts)
+    asked = configs.Bench(**given)
+    names = list(dict.fromkeys(name.strip() for name in asked.model.split(",") if name.strip()))
+    if not names:
+        raise GrowpruneError("--model: no network is named")
+    from growprune import bench as benches
+    from growprune import models
+    from growprune.jobs import usable
+    from growprune.report.tables import bench_table
+
+    for name in names:
+        models.known(name)
+    device = usable(asked.device)
+    compiled = ("on" if device.startswith("cuda") else "off") if asked.compile == "auto" else asked.compile
+    result = benches.bench(
+        benches.Bench(names, asked.data, asked.data_dir, device, asked.batch, asked.parallel, asked.steps, compiled,
+                      lambda line: print(line, file=sys.stderr))
+    )  # fmt: skip
+    if asked.images is not None:
+        result["loader"] = benches.loader(asked.images, asked.workers, result["environment"]["device"])
+    show(result, bench_table, as_json)
 
 
-def plan(
-    name: str, num_classes: int | None, shape: tuple[int, ...], ratios: str | None, speedup: float | None
-) -> dict[str, Any]:
-    """The network as it is and as it would be, measured: the filters are removed from fresh weights."""
-    import torch
-
-    import growprune as gp
-    from growprune.models import create
-    from growprune.ratios import write
-
-    try:
-        model = create(name, num_classes).eval()
-    except TypeError as error:
-        if num_classes is None or "num_classes" not in str(error):
-            raise
-        raise GrowpruneError(f"--num-classes: {name} takes no such number; leave it out") from error
-    example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    before = gp.measure(model, example)
-    asked: Any = ratios if ratios is not None else 0.0 if speedup is None else gp.Speedup(speedup)
-    pruner = gp.Pruner(model, example, schedule=gp.OneShot(), ratios=asked)
-    after = gp.measure(pruner.compact(), example)
-    return {
-        "model": name,
-        "input": list(shape),
-        "ratios": write(pruner.spec),
-        "params": {"before": before.params, "after": after.params},
-        "macs": {"before": before.macs, "after": after.macs},
-        "speedup": gp.speedup(before, after),
-        "sparsity": 1 - after.params / before.params,
-        "widths": {layer: [len(kept), int(kept.sum())] for layer, kept in pruner.masks().items()},
-        "skipped": pruner.skipped,
-    }
-
-
-def show(what: Any) -> None:
+def show(result: dict[str, Any], table: Callable[[dict[str, Any]], Any], as_json: bool) -> None:
+    """One JSON document, or a table."""
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
     from rich.console import Console
 
-    Console().print(what)
+    Console().print(table(result))

@@ -1,73 +1,75 @@
-"""What a run is asked to do: every option of `train` and `prune`, with its default, its help and its check.
+"""What the commands are asked to do: every option with its default, its help and its check.
 
-One place for all of it. The command line is made from these fields, a TOML file may hold any of them, and the run's
-folder keeps the resolved ones as config.json. Nothing of torch is imported: `growprune --help` comes through here.
+One place for all of it. The command line is made from these fields (`console`), a TOML file may hold any of them, and
+a run's folder keeps the resolved ones as config.json, from which they come back the same. Nothing of torch is
+imported: `growprune --help` comes through here.
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal
 
 from growprune.errors import GrowpruneError, nearest
+from growprune.options import Options, known, option
+from growprune.options import flag as flag
 
-
-def option(default: Any, text: str, **more: Any) -> Any:
-    """A field of a configuration: its default, one line of help, and bounds (`min`, `above`)."""
-    return field(default=default, metadata={"help": text, **more})
+NET, TRAIN, PRUNE, SPEED, RUN = "Network and images", "Training", "Pruning", "Speed", "The run"
+MODELS = "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:function."
+SETS = "cifar10, cifar100, digits, or a folder: CIFAR's files, .npz pair, class folders."
+STATE = "a run's folder, a .safetensors file or a state dict."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Options):
     """What `train` and `prune` share."""
 
     command: ClassVar[str] = ""
 
-    model: str = option("resnet56", "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:function.")
-    data: str = option("cifar10", "cifar10, cifar100, digits, or a folder: CIFAR files, .npz pair, class folders.")
-    data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.")
-    seed: int = option(0, "Decides first weights, order of images, augmentation.", min=0)
-    device: str = option("auto", "auto, cpu or cuda.")
-    epochs: int = option(100, "Passes over the training images.", min=0)
-    batch: int = option(256, "Images a step, over all processes.", min=1)
-    lr: str = option("0.1", "Learning rate: 0.1, 0:1e-2,60:1e-3,90:1e-4 (by epoch), or cosine:0.1.")
-    warm_up: float = option(0.0, "Epochs over which the learning rate rises to its value.", min=0)
-    momentum: float = option(0.9, "SGD's momentum.", min=0)
-    nesterov: bool = option(False, "Nesterov's momentum.")
-    weight_decay: float = option(5e-4, "SGD's weight decay.", min=0)
-    label_smoothing: float = option(0.0, "Share of the target spread over all classes.", min=0)
-    augment: bool = option(True, "Random crops and flips while training.")
-    normalize: Literal["own", "imagenet"] = option(
-        "own", "Mean and deviation of the images: the set's own, or ImageNet's."
-    )
-    resolution: int = option(224, "Side of the square that larger images are cropped to.", min=8)
-    workers: int = option(-1, "Processes that read larger images; -1: one a core.", min=-1)
-    precision: Literal["auto", "bf16", "fp32"] = option("auto", "Of the training step; auto: the faster one here.")
-    layout: Literal["auto", "channels_last", "contiguous"] = option("auto", "Of images and weights in memory.")
-    compile: Literal["auto", "on", "off"] = option("auto", "torch.compile; auto: where it pays for itself.")
-    kernels: Literal["auto", "on", "off"] = option("auto", "Our convolutions for few or odd channels (CUDA).")
-    deterministic: bool = option(False, "The same bits each time on a GPU too; slower (it says how much).")
-    threads: int = option(0, "Threads on a CPU; 0: all cores.", min=0)
-    eval_every: int = option(1, "Epochs between tests.", min=1)
-    save_every: float = option(60.0, "Seconds between checkpoints; 0: one a step.", min=0)
-    tensorboard: bool = option(False, "Also write TensorBoard events into the run's folder.")
+    model: str = option("resnet56", MODELS, NET, metavar="NAME")
+    data: str = option("cifar10", SETS, NET, metavar="NAME")
+    data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.", NET, metavar="FOLDER")
+    seed: int = option(0, "Decides first weights, order of images, augmentation.", RUN, min=0, max=2**63 - 1)
+    device: str = option("auto", "auto, cpu or cuda.", SPEED, metavar="NAME")
+    epochs: int = option(100, "Passes over the training images.", TRAIN, min=0)
+    batch: int = option(256, "Images a step, over all processes.", TRAIN, min=1)
+    lr: str = option("0.1", "Learning rate.", TRAIN)
+    warm_up: float = option(0.0, "Epochs over which the learning rate rises to its value.", TRAIN, min=0)
+    momentum: float = option(0.9, "SGD's momentum.", TRAIN, min=0, below=1)
+    nesterov: bool = option(False, "Nesterov's momentum.", TRAIN)
+    weight_decay: float = option(5e-4, "SGD's weight decay.", TRAIN, min=0)
+    label_smoothing: float = option(0.0, "Share of the target spread over all classes.", TRAIN, min=0, below=1)
+    augment: bool = option(True, "Random crops and flips while training.", TRAIN)
+    normalize: Literal["own", "imagenet"] = option("own", "Whose mean and deviation the images are scaled by", NET)
+    resolution: int = option(224, "Side of the square that larger images are cropped to.", NET, min=8)
+    workers: int = option(-1, "Processes that read larger images; -1: one a core.", SPEED, min=-1, max=1024)
+    precision: Literal["auto", "bf16", "fp32"] = option("auto", "Of the training step (auto is the faster)", SPEED)
+    layout: Literal["auto", "channels_last", "contiguous"] = option("auto", "Of images and weights in memory", SPEED)
+    compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)", SPEED)
+    kernels: Literal["auto", "on", "off"] = option("auto", "Our convolutions for few or odd channels (CUDA)", SPEED)
+    deterministic: bool = option(False, "The same bits each time on a GPU too; slower, and it says how much.", SPEED)
+    threads: int = option(0, "Threads on a CPU; 0: all cores.", SPEED, min=0, max=1024)
+    eval_every: int = option(1, "Epochs between tests.", RUN, min=1)
+    save_every: float = option(60.0, "Seconds between checkpoints; 0: one a step.", RUN, min=0)
+    tensorboard: bool = option(False, "Also write TensorBoard events into the run's folder.", RUN)
 
     HARMLESS: ClassVar[tuple[str, ...]] = ("data_dir", "workers", "save_every", "tensorboard")
     """Options that may differ when a run is resumed: they do not change what comes out."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            check(each, getattr(self, each.name), get_type_hints(type(self))[each.name])
-        rates(self.lr, 1, 1, self.warm_up)
-        if self.label_smoothing >= 1:
-            raise GrowpruneError(f"label-smoothing: {self.label_smoothing} must be below 1")
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise GrowpruneError("--nesterov: needs a --momentum above 0")
 
     def to_json(self) -> dict[str, Any]:
         return {"command": self.command, **asdict(self)}
+
+
+def rate(default: str, text: str) -> Any:
+    return option(default, text, TRAIN, metavar="RATE", check=lambda lr: rates(lr, 1, 1), also=(int, float))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +78,9 @@ class Train(Config):
 
     command: ClassVar[str] = "train"
 
-    epochs: int = option(100, "Passes over the training images.", min=0)
-    lr: str = option("cosine:0.2", "Learning rate: 0.1, 0:0.1,100:0.01,150:0.001 (by epoch), or cosine:0.2.")
-    warm_up: float = option(5.0, "Epochs over which the learning rate rises to its value.", min=0)
-    weights: str | None = option(None, "Start from these (file or run folder) instead of fresh ones.")
+    lr: str = rate("cosine:0.2", "Learning rate: 0.1, 0:0.1,100:0.01 (by epoch) or cosine:0.2.")
+    warm_up: float = option(5.0, "Epochs over which the learning rate rises to its value.", TRAIN, min=0)
+    weights: str | None = option(None, f"Start from these instead of fresh ones: {STATE}", NET, metavar="PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,36 +89,47 @@ class Prune(Config):
 
     command: ClassVar[str] = "prune"
 
-    weights: str = option("", "The trained network: a run's folder, .safetensors, or a state dict; that of train.")
-    epochs: int = option(120, "Passes over the training images while fine-tuning.", min=0)
-    lr: str = option("0:1e-2,60:1e-3,90:1e-4", "Learning rate of fine-tuning: a number, by epoch, or cosine:0.01.")
-    schedule: Literal["greg1", "greg2", "oneshot"] = option("greg1", "How the filters go.")
-    criterion: Literal["l1", "l2", "taylor", "obd", "random"] = option("l1", "Which filters go.")
-    granularity: Literal["filter", "weight"] = option("filter", "What goes: whole filters, or single weights.")
-    ratios: str | None = option(None, "0.5 (default), '[0, 0.5, 0.5, 0.5]' by stage, or '[0:0, 1-15:0.7]' by layer.")
-    speedup: float | None = option(None, "How many times fewer MACs, instead of ratios.", above=1)
-    global_ratio: float | None = option(None, "One ratio over all layers together, instead of ratios.", above=0)
-    scope: Literal["filter", "path"] = option("filter", "What the penalty touches: filter (the paper) or path.")
-    coupled: bool = option(False, "Also prune filters tied by residual additions, together.")
-    ignore: str = option("", "Layers never touched, by name, with commas between.")
-    prune_lr: float = option(1e-3, "Learning rate while the penalty grows.", above=0)
-    prune_batch: int = option(256, "Images a step while the penalty grows.", min=1)
-    delta_lambda: float = option(1e-4, "Growth of λ (δλ).", above=0)
-    delta_lambda_pick: float = option(1e-5, "Growth of λ while GReg-2 picks.", above=0)
-    tau: float = option(1.0, "λ's ceiling (τ).", above=0)
-    tau_pick: float = option(0.01, "λ at which GReg-2 picks (τ').", above=0)
-    ku: int = option(10, "Steps between two growths of λ (Ku).", min=1)
-    ks: int = option(5000, "Steps at the ceiling, to stabilise (Ks).", min=0)
-    gamma: float | None = option(None, "GReg-2's −γ for kept weights; the weight decay if not given.", min=0)
-    stop_ratio: float | None = option(None, "End pushing when kept weights are so many times the pruned.", above=1)
+    weights: str = option("", f"The trained network: {STATE} [train's]", NET, metavar="PATH", empty=True)
+    epochs: int = option(120, "Passes over the training images while fine-tuning.", TRAIN, min=0)
+    lr: str = rate("0:1e-2,60:1e-3,90:1e-4", "Learning rate of fine-tuning: 0.01, cosine:0.01, or by epoch as here:")
+    schedule: Literal["greg1", "greg2", "oneshot"] = option("greg1", "How they go", PRUNE)
+    criterion: Literal["l1", "l2", "taylor", "obd", "random"] = option("l1", "Which go", PRUNE)
+    granularity: Literal["filter", "weight"] = option("filter", "What goes, whole filters or single weights", PRUNE)
+    ratios: str | None = option(
+        None, "How much goes: 0.5 (the default), '[0, 0.5, 0.5, 0.5]' by stage or '[0:0, 1-15:0.7]' by layer.",
+        PRUNE, metavar="LIST", also=(int, float, list),
+    )  # fmt: skip
+    speedup: float | None = option(None, "Instead of ratios: how many times fewer MACs.", PRUNE, above=1)
+    global_ratio: float | None = option(
+        None, "Instead of ratios: one over all layers together.", PRUNE, above=0, below=1
+    )
+    scope: Literal["filter", "path"] = option("filter", "What the penalty touches (the paper's is filter)", PRUNE)
+    coupled: bool = option(False, "Also prune filters tied by residual additions, together.", PRUNE)
+    ignore: str = option(
+        "", "Layers never touched, by name, with commas between.", PRUNE, metavar="NAMES", empty=True, also=(list,)
+    )
+    prune_lr: float = option(1e-3, "Learning rate while the penalty grows.", PRUNE, above=0)
+    prune_batch: int = option(256, "Images a step while the penalty grows.", PRUNE, min=1)
+    delta_lambda: float = option(1e-4, "Growth of λ (δλ).", PRUNE, above=0)
+    delta_lambda_pick: float = option(1e-5, "Growth of λ while GReg-2 picks.", PRUNE, above=0)
+    tau: float = option(1.0, "λ's ceiling (τ).", PRUNE, above=0)
+    tau_pick: float = option(0.01, "λ at which GReg-2 picks (τ').", PRUNE, above=0)
+    ku: int = option(10, "Steps between two growths of λ (Ku).", PRUNE, min=1)
+    ks: int = option(5000, "Steps at the ceiling, to stabilise (Ks).", PRUNE, min=0)
+    gamma: float | None = option(None, "GReg-2's −γ for kept weights; by default the weight decay.", PRUNE, min=0)
+    stop_ratio: float | None = option(
+        None, "End pushing when kept weights are so many times the pruned.", PRUNE, above=1
+    )
+
+    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratios", "speedup", "global_ratio")
+    """Ways to say how much goes, of which there can be one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("ratios", "speedup", "global_ratio") if getattr(self, name) is not None]
+        given = [name for name in self.AMOUNTS if getattr(self, name) is not None]
         if len(given) > 1:
-            raise GrowpruneError(
-                f"prune: give one of --ratios, --speedup and --global-ratio, not {' and '.join(map(flag, given))}"
-            )
+            ways = " and ".join(map(flag, given))
+            raise GrowpruneError(f"prune: give one of --ratios, --speedup and --global-ratio, not {ways}")
         if not given:
             object.__setattr__(self, "ratios", "0.5")
         if not self.weights:
@@ -133,90 +145,97 @@ def folder(command: str, config: Config) -> Path:
     >>> str(folder("train", Train(model="torchvision:resnet50", seed=1)))
     'runs/train-torchvision-resnet50-cifar10-seed1'
     """
-    words = [
-        command,
-        config.model,
-        Path(config.data).name or config.data,
-        *([f"seed{config.seed}"] if config.seed else []),
-    ]
+    words = [command, config.model, Path(config.data).name or config.data]
+    words += [f"seed{config.seed}"] if config.seed else []
     return Path("runs", "-".join("".join(c if c.isalnum() or c in "._" else "-" for c in word) for word in words))
 
 
-def flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+# -- the other commands ----------------------------------------------------------------------------------------------
 
 
-# -- checks --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True)
+class Demo(Options):
+    """`growprune demo`."""
+
+    out: str = option("demo", "Folder for the results; a new one, or that of the same demo.", metavar="FOLDER")
+    seed: int = option(0, "Decides the first weights and the order of the images.", min=0, max=2**63 - 1)
+    device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")
+    ratio: float = option(0.9, "The share of each layer's filters that go.", above=0, below=1)
+    scope: Literal["path", "filter"] = option("path", "What the penalty touches (the paper's is filter)")
+    longer: bool = option(False, "Also prune in one shot with as many steps as GReg-1 has in all.")
 
 
-def check(what: Field[Any], value: Any, kind: Any) -> None:
-    """One option's value: its type, its choices, its bounds."""
-    name, bounds = flag(what.name), what.metadata
-    options = get_args(kind)
-    if type(None) in options:
-        if value is None:
-            return
-        kind = options[0]
-    if get_origin(kind) is Literal:
-        if value not in options:
-            hint = nearest(str(value), options) or f"; there are {', '.join(options)}"
-            raise GrowpruneError(f"{name}: unknown value '{value}'{hint}")
-        return
-    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
-    if not fits or (kind is float and not math.isfinite(value)):
-        raise GrowpruneError(f"{name}: needs {WORDS[kind]}, not {value!r}")
-    if "min" in bounds and value < bounds["min"]:
-        raise GrowpruneError(f"{name}: {value} must be {bounds['min']} or more")
-    if "above" in bounds and value <= bounds["above"]:
-        raise GrowpruneError(f"{name}: {value} must be above {bounds['above']}")
+@dataclass(frozen=True, kw_only=True)
+class Eval(Options):
+    """`growprune eval`; what is not given is as in the run."""
+
+    model: str | None = option(None, MODELS, metavar="NAME")
+    weights: str | None = option(None, f"{STATE[0].upper()}{STATE[1:]}", metavar="PATH")
+    data: str | None = option(None, SETS, metavar="NAME")
+    data_dir: str | None = option(
+        None, "Where cifar10 and cifar100 lie, or are downloaded to. [data]", metavar="FOLDER"
+    )
+    normalize: Literal["own", "imagenet"] | None = option(None, "Whose mean and deviation the images are scaled by")
+    resolution: int | None = option(None, "Side of the square that larger images are cropped to. [224]", min=8)
+    device: str | None = option(None, "auto, cpu or cuda. [auto]", metavar="NAME")
+    threads: int | None = option(None, "Threads on a CPU; 0: all cores. [0]", min=0, max=1024)
+    workers: int = option(-1, "Processes that read larger images; -1: one a core.", min=-1, max=1024)
 
 
-WORDS: dict[Any, str] = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+@dataclass(frozen=True, kw_only=True)
+class Measure(Options):
+    """`growprune measure`."""
+
+    model: str = option("resnet56", MODELS, metavar="NAME")
+    num_classes: int | None = option(None, "Classes it tells apart; by default the model's own number.", min=1)
+    input: str = option("3x32x32", "Shape of one input.", metavar="SHAPE", check=lambda text: read_shape(text))
+    ratios: str | None = option(
+        None, "0.5, '[0, 0.5, 0.5, 0.5]' by stage or '[0:0, 1-15:0.7]' by layer.", metavar="LIST"
+    )
+    speedup: float | None = option(None, "Instead of ratios: how many times fewer MACs.", above=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Options):
+    """`growprune bench`."""
+
+    model: str = option("resnet56,vgg19", "Networks to measure, with commas between.", metavar="NAMES")
+    data: str = option("cifar10", SETS, metavar="NAME")
+    data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.", metavar="FOLDER")
+    device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")
+    batch: int = option(256, "Images a step.", min=1)
+    parallel: int = option(4, "Runs at once, on a GPU.", min=1)
+    steps: int = option(0, "Steps a measurement; 0: as many as are needed here.", min=0)
+    compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is on with a GPU, else off)")
+    images: str | None = option(None, "Also measure how fast this folder of large images is read.", metavar="FOLDER")
+    workers: int = option(-1, "Processes that read them; -1: one a core.", min=-1, max=1024)
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """
+    >>> read_shape("3x32x32")
+    (3, 32, 32)
+    """
+    parts = text.lower().split("x")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise GrowpruneError(f"--input: '{text}' is no shape; write it as 3x32x32 (channels, height, width)")
+    return tuple(int(part) for part in parts)
 
 
 # -- where values come from ------------------------------------------------------------------------------------------
 
 
-def resolve(command: str, given: Mapping[str, Any], file: Path | None = None) -> Config:
-    """The options of a command: as given, else from the file, else their defaults."""
+def resolve(command: str, given: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> Config:
+    """The options of a command: as given, else as in `base` (what a file holds), else their defaults."""
     kind = KINDS[command]
-    values = {**(read_file(file, command) if file else {}), **given}
-    known = [f.name for f in fields(kind)]
+    below = dict(base or {})
+    if any(given.get(name) is not None for name in Prune.AMOUNTS):
+        below = {name: value for name, value in below.items() if name not in Prune.AMOUNTS}
+    values = {**below, **given}
     for name in values:
-        if name not in known:
-            raise GrowpruneError(f"{command} has no option '{name}'{nearest(name, known)}")
+        if name not in known(kind):
+            raise GrowpruneError(f"{command} has no option '{name}'{nearest(name, known(kind))}")
     return kind(**values)
-
-
-def read_file(path: Path, command: str) -> dict[str, Any]:
-    """A TOML file: options at the top level hold for every command, those in [train] or [prune] for that one."""
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise GrowpruneError(f"{path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise GrowpruneError(f"{path}: not TOML: {error}") from error
-    values: dict[str, Any] = {}
-    for key, value in found.items():
-        if isinstance(value, dict):
-            if key not in KINDS:
-                raise GrowpruneError(f"{path}: unknown table [{key}]{nearest(key, KINDS)}")
-            continue
-        values[key.replace("-", "_")] = value
-    values |= {key.replace("-", "_"): value for key, value in found.get(command, {}).items()}
-    known = {f.name: get_type_hints(KINDS[command])[f.name] for f in fields(KINDS[command])}
-    for name in values:
-        if name not in known:
-            raise GrowpruneError(f"{path}: {command} has no option '{name}'{nearest(name, known)}")
-    return {name: as_text(value, known[name]) for name, value in values.items()}
-
-
-def as_text(value: Any, kind: Any) -> Any:
-    """`lr = 0.1` and `ratios = [0, 0.5]` are natural in TOML; where an option is text they are written out."""
-    wants_text = kind is str or str in get_args(kind)
-    if wants_text and isinstance(value, (int, float, list)) and not isinstance(value, bool):
-        return repr(value)
-    return value
 
 
 def from_json(found: Mapping[str, Any], place: Path) -> Config:
@@ -224,7 +243,10 @@ def from_json(found: Mapping[str, Any], place: Path) -> Config:
     kind = KINDS.get(str(found.get("command")))
     if kind is None:
         raise GrowpruneError(f"{place}: not a run of train or prune")
-    return resolve(kind.command, {key: value for key, value in found.items() if key != "command"})
+    try:
+        return resolve(kind.command, {key: value for key, value in found.items() if key != "command"})
+    except GrowpruneError as error:
+        raise GrowpruneError(f"{place}: its config.json: {error}") from None
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -232,14 +254,6 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[t
     for key in sorted({*there, *here} - {*Config.HARMLESS}):
         if there.get(key) != here.get(key):
             yield key, there.get(key), here.get(key)
-
-
-def defaults(kind: type[Config]) -> dict[str, Any]:
-    return {f.name: None if f.default is MISSING else f.default for f in fields(kind)}
-
-
-def changed(config: Config, **values: Any) -> Any:
-    return replace(config, **values)
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------
@@ -262,9 +276,9 @@ def rates(text: str, epochs: int, epoch: int, warm_up: float = 0.0) -> list[floa
         else:
             found = list(staircase(text, epochs, epoch))
     except ValueError:
-        hint = nearest(kind, ["cosine"]) if kind.isalpha() else ""
+        hint = nearest(kind, ["cosine"]) if kind != "cosine" else ""
         raise GrowpruneError(
-            f"--lr: '{text}' is no learning rate{hint or ': write 0.1, 0:1e-2,60:1e-3 (by epoch) or cosine:0.1'}"
+            f"--lr: '{text}' is no learning rate{hint} (write 0.1, 0:1e-2,60:1e-3 by epoch, or cosine:0.1)"
         ) from None
     rise = warm_up * epoch
     return [rate * min(1.0, (i + 1) / rise) if rise else rate for i, rate in enumerate(found)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,13 +96,33 @@ def join(device: str) -> tuple[World, str]:
         device = f"cuda:{local}"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        _store, rank, size = next(iter(rendezvous("env://")))
+        store, rank, size = next(iter(rendezvous("env://")))
+        _store = fresh(store, rank, size)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo", store=_store, rank=rank, world_size=size,
             device_id=torch.device(device) if cuda else None,
         )  # fmt: skip
         atexit.register(leave)
     return World(dist.get_rank(), dist.get_world_size(), local), device
+
+
+def fresh(store: Any, rank: int, size: int) -> Any:
+    """The store as this start of the run sees it. torchrun keeps one through restarts, and with it the addresses and
+    keys of processes that are gone; whoever took those for the new ones would wait in vain.
+
+    Process 0 names the start, and knows that another has read the new name by an answer that only it can have given.
+    """
+    mine = name = secrets.token_hex(8)
+    if rank == 0:
+        store.set("growprune/start", name)
+        for other in range(1, size):
+            answer = store.get(f"growprune/{name}/{other}").decode()
+            store.set(f"growprune/{name}/{other}/{answer}", "")
+    while rank and not store.check([f"growprune/{name}/{rank}/{mine}"]):
+        name = store.get("growprune/start").decode()
+        store.set(f"growprune/{name}/{rank}", mine)
+        time.sleep(0.02)
+    return dist.PrefixStore(f"growprune/{name}", store)  # type: ignore[attr-defined]
 
 
 def leave() -> None:
@@ -121,7 +142,7 @@ def one_voice(world: World) -> Iterator[None]:
     if world.size == 1:
         yield
         return
-    key = f"growprune/said/{next(_runs)}"
+    key = f"said/{next(_runs)}"
     try:
         yield
     except Exception as error:
@@ -272,8 +293,8 @@ def whole_batch_norm(
 class Normalized(torch.autograd.Function):
     """Batch norm over all processes' images on a CPU, where torch's own SyncBatchNorm does not run.
 
-    Like torch's on a CPU it sums in double precision. Every process puts the same numbers together in the same order,
-    so that their running statistics stay the same to the bit.
+    Sums are in double precision. Every process puts the same numbers together in the same order, so that their running
+    statistics stay the same to the bit.
     """
 
     @staticmethod

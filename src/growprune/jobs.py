@@ -1,7 +1,7 @@
 """Running jobs: one alone, several side by side on one GPU, or one in many processes; and stopping them.
 
-Ctrl-C and SIGTERM end a run after its present step, saved. Threads, determinism, signals and the working folder are put
-back afterwards.
+Ctrl-C, SIGTERM and a closed terminal end a run after its present step, saved. Threads, determinism, signals and the
+working folder are put back afterwards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -72,8 +72,13 @@ def one(config: Config, out: Path, device: str, world: World, quiet: bool, label
             folder.close()
 
 
-def side_by_side(configs: Sequence[tuple[Config, Path]], parallel: int, quiet: bool = False) -> list[dict[str, Any]]:
-    """Several runs on one GPU, `parallel` at a time, each giving what it gives alone."""
+def side_by_side(
+    configs: Sequence[tuple[Config, Path]],
+    parallel: int,
+    quiet: bool = False,
+    finished: Callable[[Path], None] = lambda folder: None,
+) -> list[dict[str, Any]]:
+    """Several runs on one GPU, `parallel` at a time, each giving what it gives alone; `finished` hears of each."""
     results: dict[int, dict[str, Any]] = {}
     queue = list(enumerate(configs))
     folders: list[Folder] = []
@@ -84,6 +89,7 @@ def side_by_side(configs: Sequence[tuple[Config, Path]], parallel: int, quiet: b
         folders.append(folder)
         if folder.result is not None:
             results[number] = folder.result
+            finished(out)
             return None
         return Job(config, folder, usable(config.device), progress=Progress(out.name, quiet))
 
@@ -100,8 +106,10 @@ def side_by_side(configs: Sequence[tuple[Config, Path]], parallel: int, quiet: b
     try:
         with surroundings(configs[0][0]), heeding(running):
             for job in together(jobs(), parallel):
-                results[numbers[id(job)]] = job.result
+                number = numbers[id(job)]
+                results[number] = job.result
                 running.remove(job)
+                finished(configs[number][1])
     except Exception:
         for folder in folders:
             folder.abandon()
@@ -209,7 +217,10 @@ def heeding(jobs: Sequence[Job]) -> Iterator[None]:
             raise StoppedError(max((job.safe for job in jobs), default=0), number, at_once=True)
 
     try:
-        before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+        heard = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # the terminal is closed; nohup would have it ignored
+            heard.append(signal.SIGHUP)
+        before = {each: signal.signal(each, ask) for each in heard}
     except ValueError:  # not in the main thread, where signals are someone else's
         before = {}
     try:

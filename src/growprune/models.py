@@ -5,20 +5,22 @@ Nothing in the method depends on this file: the pruner takes any `nn.Module`.
 """
 
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from growprune.errors import GrowpruneError, line, nearest
+from growprune.errors import GrowpruneError, nearest
 from growprune.storage import KEY, load
 
 # Convolution widths of the VGG family; "M" halves the image.
@@ -133,6 +135,22 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def known(name: str) -> None:
+    """Refuse, in one line, a name that `create` cannot follow, or a function that cannot be called. Makes nothing."""
+    maker = _maker(name)
+    source, colon, _ = name.partition(":")
+    if not colon or source in ("torchvision", "timm"):
+        return
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return
+    for each in parameters:
+        wanted = each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        if wanted and (each.name != "num_classes" or each.kind is each.POSITIONAL_ONLY):
+            raise GrowpruneError(f"model '{name}' needs '{each.name}'; name a function that needs num_classes at most")
+
+
 def fresh(name: str, num_classes: int | None) -> nn.Module:
     """`create`, for a function of the user's that may take no `num_classes`."""
     try:
@@ -146,21 +164,13 @@ def fresh(name: str, num_classes: int | None) -> nn.Module:
 def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str]) -> nn.Module:
     """The network called `name` with trained weights: a run's folder, a file of `growprune.save`, a state dict in
     safetensors, or one of torch.save (read without running any code in it)."""
-    path = Path(weights)
-    path = path / "model.safetensors" if path.is_dir() else path
-    if not path.is_file():
-        raise GrowpruneError(
-            f"weights '{weights}': no such file, or a folder without model.safetensors; give --weights, or train first"
-        )
-    if path.suffix == ".safetensors":
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            ours = f'"{KEY}"'.encode() in file.read(min(size, 1 << 26))
-        if ours:
-            return load(path, lambda: fresh(name, num_classes))
+    path = weights_file(weights)
+    header = safetensors_header(path)
+    if f'"{KEY}"'.encode() in header:
+        return load(path, lambda: fresh(name, num_classes))
     model = fresh(name, num_classes)
-    found = state_dict(path)
     own = model.state_dict()
+    found = fitting(state_dict(path, plain=bool(header)), own)
     for names, what in ((set(own) - set(found), "lacks"), (set(found) - set(own), "has")):
         if names:
             raise GrowpruneError(f"{path}: of another network than {name}: it {what} '{sorted(names)[0]}'")
@@ -168,24 +178,72 @@ def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str])
         if found[key].shape != value.shape:
             there, here = tuple(found[key].shape), tuple(value.shape)
             raise GrowpruneError(f"{path}: of another network than {name}: '{key}' is {there}, not {here}")
+    for key, _ in model.named_parameters():
+        if not bool(found[key].isfinite().all()):
+            raise GrowpruneError(f"{path}: '{key}' holds numbers that are not finite")
     model.load_state_dict(found)
     return model
 
 
-def state_dict(path: Path) -> dict[str, Tensor]:
-    """A plain state dict, out of the usual wrappings."""
+def weights_file(weights: str | os.PathLike[str]) -> Path:
+    """The file that trained weights are in."""
+    path = Path(weights)
+    if path.is_dir():
+        if (path / "config.json").is_file() and not (path / "model.safetensors").is_file():
+            raise GrowpruneError(f"weights '{weights}': a run that is not finished: growprune resume {weights}")
+        path /= "model.safetensors"
+    if not path.is_file():
+        raise GrowpruneError(
+            f"weights '{weights}': no such file, or a folder without model.safetensors; give --weights, or train first"
+        )
+    return path
+
+
+def safetensors_header(path: Path) -> bytes:
+    """The table at the head of a safetensors file; empty if it is none, whatever it is called."""
     try:
-        if path.suffix == ".safetensors":
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = file.read(min(size, 1 << 26))
+    except OSError as error:
+        raise GrowpruneError(f"{path}: {error.strerror}") from error
+    return header if header.startswith(b"{") else b""
+
+
+def state_dict(path: Path, plain: bool) -> dict[str, Tensor]:
+    """A state dict, out of the usual wrappings; `plain`: of safetensors."""
+    try:
+        if plain:
             return safetensors.torch.load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise GrowpruneError(f"{path}: no state dict that can be read safely: {line(error)}") from error
+        raise GrowpruneError(
+            f"{path}: no state dict that can be read without running code in it; save model.state_dict(), or use "
+            "growprune.save"
+        ) from error
     for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
             found = found[key]
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, dict) or not found or not all(map(usual, found.values())):
         raise GrowpruneError(f"{path}: not a state dict: save model.state_dict(), or use growprune.save")
-    return {key.removeprefix("module."): value for key, value in found.items()}
+    return found
+
+
+def usual(value: Any) -> bool:
+    """Is it a tensor as a state dict has them?"""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_quantized)
+
+
+def fitting(found: dict[str, Tensor], own: Collection[str]) -> dict[str, Tensor]:
+    """Without what DataParallel and torch.compile put before every name; not so where the network itself has it."""
+    while set(found) != set(own):
+        prefix = next((p for p in ("module.", "_orig_mod.") if found and all(key.startswith(p) for key in found)), None)
+        if prefix is None:
+            break
+        found = {key.removeprefix(prefix): value for key, value in found.items()}
+    return found
 
 
 def create(name: str, num_classes: int | None = None, **kwargs: Any) -> nn.Module:
@@ -200,14 +258,20 @@ def create(name: str, num_classes: int | None = None, **kwargs: Any) -> nn.Modul
     """
     if num_classes is not None:
         kwargs["num_classes"] = num_classes
+    model = _maker(name)(**kwargs)
+    if not isinstance(model, nn.Module):
+        raise GrowpruneError(f"model '{name}' gave a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    """What makes the network called `name`."""
     source, colon, inner = name.partition(":")
     if not colon:
-        return _built_in(name)(**kwargs)
+        return _built_in(name)
     if source == "torchvision":
-        return _from_torchvision(inner, kwargs)
-    if source == "timm":
-        return _from_timm(inner, kwargs)
-    return _from_function(source, inner, kwargs)
+        return _from_torchvision(inner)
+    return _from_timm(inner) if source == "timm" else _from_function(source, inner)
 
 
 def _built_in(name: str) -> Callable[..., nn.Module]:
@@ -218,21 +282,19 @@ def _built_in(name: str) -> Callable[..., nn.Module]:
     return BUILT_IN[name]
 
 
-def _from_torchvision(name: str, kwargs: dict[str, Any]) -> nn.Module:
+def _from_torchvision(name: str) -> Callable[..., Any]:
     library = _library("torchvision").models
     names = library.list_models()
     if name not in names:
         raise GrowpruneError(f"torchvision has no model '{name}'{nearest(name, names)}")
-    model: nn.Module = library.get_model(name, **kwargs)
-    return model
+    return partial(library.get_model, name)
 
 
-def _from_timm(name: str, kwargs: dict[str, Any]) -> nn.Module:
+def _from_timm(name: str) -> Callable[..., Any]:
     library = _library("timm")
     if not library.is_model(name):
         raise GrowpruneError(f"timm has no model '{name}'{nearest(name, library.list_models())}")
-    model: nn.Module = library.create_model(name, **kwargs)
-    return model
+    return partial(library.create_model, name)
 
 
 def _library(name: str) -> ModuleType:
@@ -246,20 +308,17 @@ def _library(name: str) -> ModuleType:
         raise GrowpruneError(what) from None
 
 
-def _from_function(module_name: str, function_name: str, kwargs: dict[str, Any]) -> nn.Module:
+def _from_function(module_name: str, function_name: str) -> Callable[..., Any]:
     target = f"{module_name}:{function_name}"
     if not all(part.isidentifier() for part in [*module_name.split("."), function_name]):
         raise GrowpruneError(f"model '{target}' is not of the form package.module:function")
     module = _user_module(module_name, target)
-    function = getattr(module, function_name, None)
+    function: Any = getattr(module, function_name, None)
     if not callable(function):
         callables = [key for key, value in vars(module).items() if callable(value)]
         hint = nearest(function_name, callables)
         raise GrowpruneError(f"model '{target}': {module_name} has no function '{function_name}'{hint}")
-    model = function(**kwargs)
-    if not isinstance(model, nn.Module):
-        raise GrowpruneError(f"model '{target}' gave a {type(model).__name__}, not a torch.nn.Module")
-    return model
+    return cast(Callable[..., Any], function)
 
 
 def _user_module(name: str, target: str) -> ModuleType:

@@ -284,7 +284,9 @@ class Job:
         there = self.images.sizes["train"]
         for stage in self.stages:
             if stage.batch > there:
-                raise GrowpruneError(f"{stage.option}: there are no {stage.batch} images to take, but {there}")
+                raise GrowpruneError(
+                    f"{stage.option}: no batch of {stage.batch} from {there} images; give a smaller one"
+                )
 
     def made_pruner(self) -> Pruner:
         config = self.config
@@ -495,10 +497,10 @@ class Job:
         self.seconds, self.begun = tree["seconds"], time.perf_counter()
         self.safe = self.before + self.done
         for key, now in self.seen().items():
-            if tree["images"][key] != now:
+            if (then := tree["images"].get(key, now)) != now:
                 raise GrowpruneError(
-                    f"data '{self.config.data}': not the images that this run began with: {key} was "
-                    f"{tree['images'][key]}, is {now}; put them back, or begin another run with --out"
+                    f"data '{self.config.data}': not the images that this run began with: {key} was {then}, is {now}; "
+                    "put them back, or begin another run with --out"
                 )
         where = self.folder.path if self.folder else Path()
         there = storage.rebuilt(self.made(), tree["facts"], tree["net"], where).to(self.device)
