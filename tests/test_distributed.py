@@ -153,7 +153,7 @@ def errors(out: Path) -> list[list[str]]:
     found = []
     for wrong in ({"batch": 63}, {"model": "test_distributed:nothing"}, {"lr": "1e300"}):
         with pytest.raises((GrowpruneError, SystemExit)) as caught:
-            jobs.run(resolve("train", {**RUNS["train"], **wrong}), out / f"wrong-{list(wrong)[0]}", quiet=True)
+            jobs.run(resolve("train", {**RUNS["train"], **wrong}), out / f"wrong-{next(iter(wrong))}", quiet=True)
         found.append([type(caught.value).__name__, str(caught.value)])
     return found
 
@@ -467,7 +467,8 @@ def test_stopped_and_gone_on_with(pair: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     # As a cluster does: to all processes, so that torchrun's own get it twice, at times of their own.
     launcher = torchrun(*pruning(pair, out, save_every=600))
-    wait_for(launcher, lambda: (out / "metrics.jsonl").exists() and len(notes_of(out)) > 1)
+    notes = out / "metrics.jsonl"
+    wait_for(launcher, lambda: notes.exists() and notes.read_text().count("\n") > 1)
     for pid in (*workers(launcher).values(), launcher.pid):
         os.kill(pid, signal.SIGINT)
     first = stopped(launcher, out)

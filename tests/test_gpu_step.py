@@ -1,5 +1,5 @@
 """The training step where a GPU is: our kernels in bfloat16, a captured step against an eager one, the same bits after
-a kill and beside other runs, and nothing that waits for the device. About two and a half minutes on an H200."""
+a kill and beside other runs, and nothing that waits for the device."""
 
 from __future__ import annotations
 

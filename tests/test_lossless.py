@@ -97,7 +97,7 @@ def kill_often(shop: Shop, name: str, total: int) -> Killed:
     assert until((run / "config.json").exists, process.alive)
     time.sleep(rng.uniform(0, 0.3))
     kill(process)
-    moments = sorted(rng.sample(range(total * 4 // 5), 3))
+    moments = sorted(rng.sample(range(total * 4 // 5), 4))
     while moments:
         step = moments.pop(0)
         process = shop.fork("resume", run)

@@ -102,6 +102,7 @@ def figures(asked: Bench, config: Prune) -> dict[str, Any]:
 def said(asked: Bench) -> Progress:
     progress = Progress(quiet=True)
     progress.say = asked.say  # type: ignore[method-assign, assignment]
+    progress.end = lambda line=None: None  # type: ignore[method-assign]
     return progress
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from growprune.errors import GrowpruneError, nearest
-from growprune.options import Options, known, option
-from growprune.options import flag as flag
+from growprune.options import Options, flag, known, option
 
 NET, TRAIN, PRUNE, SPEED, RUN = "Network and images", "Training", "Pruning", "Speed", "The run"
 MODELS = "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:function."

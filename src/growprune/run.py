@@ -28,8 +28,9 @@ from torch import nn
 
 from growprune import checkpoint
 from growprune.checkpoint import Loaded
-from growprune.config import Config, differences, flag
+from growprune.config import Config, differences
 from growprune.errors import GrowpruneError
+from growprune.options import flag
 from growprune.storage import save as save_network
 from growprune.storage import write_whole
 

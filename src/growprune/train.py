@@ -140,6 +140,7 @@ class Job:
                 if time.perf_counter() - self.saved >= self.config.save_every:
                     self.save()
             self.leave(stage)
+            del step  # and with it the captured graph's memory, before the next stage takes its own
         self.finish()
 
     def enter(self, stage: Stage, tree: Mapping[str, Any] | None) -> Step:
@@ -269,7 +270,7 @@ class Job:
         shape = "x".join(map(str, self.images.shape))
         try:
             out = twin(self.images.example())
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
             raise GrowpruneError(
                 f"{self.config.model} does not take images of {shape} ({self.config.data}): {line(error)}"
             ) from error

@@ -111,9 +111,10 @@ def removed(result: Result) -> str:
     what = f"{percent(100 * result['sparsity'])} of the weights"
     if widths:
         full, left = (sum(layer[i] for layer in widths) for i in (0, 1))
-        what = f"{full - left:,} of {full:,} filters in {sum(a != b for a, b in widths)} layers"
+        units = "filters" if result["granularity"] == "filter" else "weights"
+        what = f"{full - left:,} of {full:,} {units} in {sum(a != b for a, b in widths)} layers"
     how = [f"criterion {result['criterion']}", f"ratios {result['ratios']}"]
-    if name != "OneShot":
+    if name != "OneShot" and result["granularity"] == "filter":
         how.append(f"penalty on the {result['scope']}")
     said = f"{METHODS.get(name, name)} removed {what} ({', '.join(how)})."
     return said[0].upper() + said[1:]
