@@ -794,3 +794,23 @@ def test_nothing_heavy_is_loaded_before_it_is_needed() -> None:
         "assert not {'torch', 'matplotlib', 'tensorboard', 'numpy'} & set(sys.modules); print('ok')"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
+    """As in `growprune train 2>&1 | head -1`: rich ends the program when the pipe breaks; a run must go on."""
+    code = (
+        "import sys, time\n"
+        "from growprune.report.progress import Progress\n"
+        "with Progress() as progress:\n"
+        "    for number in range(50):\n"
+        "        progress.say(f'line {number}')\n"
+        "        time.sleep(0.01)\n"
+        "print('finished')\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert child.stderr.readline() == "line 0\n"
+    child.stderr.close()
+    assert (child.stdout.read(), child.wait()) == ("finished\n", 0)
+    child.stdout.close()

@@ -44,6 +44,7 @@ ORDER = [
     "distributed",
     "feeds",
     "recipe",
+    "evaluation",
     "step",
     "report",
     "outcome",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from growprune import criteria
 from growprune.config import Prune
 from growprune.feeds import Images
+from growprune.pruner import Pruner
 from growprune.ratios import Global, Ratios, Speedup
 from growprune.schedule import GReg1, GReg2, OneShot, Schedule
 
@@ -37,3 +40,11 @@ def ratios(config: Prune) -> Ratios:
     if config.speedup is not None:
         return Speedup(config.speedup)
     return Global(config.global_ratio) if config.global_ratio is not None else config.ratios or 0.0
+
+
+def pruner(config: Prune, net: nn.Module, images: Images) -> Pruner:
+    """All of it, on a network."""
+    return Pruner(
+        net, images.example(), schedule(config), criterion(config, images), ratios(config), config.granularity,
+        config.scope, config.coupled, [name.strip() for name in config.ignore.split(",") if name.strip()], config.seed,
+    )  # fmt: skip

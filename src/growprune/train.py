@@ -10,9 +10,7 @@ configuration and the step's number.
 
 from __future__ import annotations
 
-import copy
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -20,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import growprune.report.run as page
-from growprune import distributed, models, outcome, recipe, storage
+from growprune import distributed, evaluation, models, outcome, recipe, storage
 from growprune.compact import calibrate
 from growprune.config import Config, Prune, rates
 from growprune.distributed import World
-from growprune.errors import GrowpruneError, line
+from growprune.errors import GrowpruneError
 from growprune.feeds import Images
 from growprune.pruner import Pruner
 from growprune.report.events import Events
@@ -38,8 +36,6 @@ from growprune.step import Choice, NonFiniteError, Step, choose, determinism
 
 CHECKED_EVERY = 200
 """Steps between two looks at whether all was finite, on a GPU; until then a bad step has changed nothing."""
-
-TEST_BATCH = 1000
 
 
 @dataclass(frozen=True)
@@ -247,7 +243,7 @@ class Job:
         """The network that the run begins with: fresh by the seed, or with trained weights."""
         weights = getattr(self.config, "weights", None)
         net = self.made(self.beginning(weights) if weights else None).to(self.device)
-        self.try_out(net)
+        evaluation.fits(net, self.images, self.config)
         distributed.same_weights(self.world, net)
         return net
 
@@ -263,23 +259,6 @@ class Job:
         kept: str | None = distributed.from_first(self.world, self.folder.base if self.folder else None)
         return kept if kept and Path(kept).is_file() else weights
 
-    @torch.no_grad()
-    def try_out(self, net: nn.Module) -> None:
-        """Does it take these images, and tell these classes apart? Better said now than after the first epoch."""
-        twin = copy.deepcopy(net).eval()
-        shape = "x".join(map(str, self.images.shape))
-        try:
-            out = twin(self.images.example())
-        except (RuntimeError, ValueError, AssertionError, IndexError) as error:
-            raise GrowpruneError(
-                f"{self.config.model} does not take images of {shape} ({self.config.data}): {line(error)}"
-            ) from error
-        if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] < self.images.classes:
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise GrowpruneError(
-                f"{self.config.model} gives {got} for one image; {self.config.data} has {self.images.classes} classes"
-            )
-
     def check_batches(self) -> None:
         """Of every stage: what the last one cannot do must be said before the first."""
         there = self.images.sizes["train"]
@@ -292,11 +271,7 @@ class Job:
     def made_pruner(self) -> Pruner:
         config = self.config
         assert isinstance(config, Prune)
-        pruner = Pruner(
-            self.net, self.images.example(), recipe.schedule(config), recipe.criterion(config, self.images),
-            recipe.ratios(config), config.granularity, config.scope, config.coupled,
-            [name.strip() for name in config.ignore.split(",") if name.strip()], config.seed,
-        )  # fmt: skip
+        pruner = recipe.pruner(config, self.net, self.images)
         self.agree(pruner)
         return pruner
 
@@ -333,25 +308,12 @@ class Job:
     # -- tests and notes ---------------------------------------------------------------------------------------------
 
     def test(self, net: nn.Module, exact: bool = False) -> float:
-        """Accuracy on the test images, in percent; `exact`: in float32, whatever the training step computes in."""
-        modes = [(module, module.training) for module in net.modules()]
-        net.eval()
-        right, seen = (torch.zeros((), device=self.device, dtype=torch.double) for _ in range(2))
+        """Accuracy in percent; `exact`: in float32, whatever the training step computes in."""
         low = not exact and self.step is not None and self.step.choice.precision == "bf16"
-        with torch.no_grad(), torch.autocast(self.device.partition(":")[0], torch.bfloat16, enabled=low):
-            for x, y in self.images.tested(TEST_BATCH):
-                right += (net(x).argmax(1) == y).sum()
-                seen += len(y)
-        for module, training in modes:
-            module.training = training
-        distributed.total(self.world, right), distributed.total(self.world, seen)
-        return round(100 * float(right) / float(seen), 4)
+        return evaluation.accuracy(net, self.images, low)
 
     def estimated(self, net: nn.Module) -> nn.Module:
-        """A copy with batch-norm statistics estimated anew: while filters shrink, the running ones lag behind."""
-        twin = copy.deepcopy(net)
-        calibrate(twin, [x for x, _ in self.images.sample(self.sample_batch())])
-        return twin
+        return evaluation.estimated(net, self.images, self.sample_batch())
 
     def sample_batch(self) -> int:
         return min(256, self.stages[self.at].batch if self.at < len(self.stages) else self.config.batch)
@@ -378,7 +340,7 @@ class Job:
         }
         if pushing and self.pruner is not None:
             pushed = self.pruner.schedule.at(self.done - 1).pruned if self.done else 0.0
-            record |= {"lambda": pushed, "layers": magnitudes(self.pruner)}
+            record |= {"lambda": pushed, "layers": evaluation.magnitudes(self.pruner)}
         elif stage.name == self.stages[-1].name:
             self.accuracy["best"] = max(accuracy, self.accuracy["best"] or 0.0)
         self.step.lost.zero_()
@@ -526,16 +488,3 @@ class Job:
         self.noted_at = tree["noted_at"]
         if self.pruner is not None and tree["pruner"] is not None:
             self.pruner.load_state_dict(tree["pruner"])
-
-
-def magnitudes(pruner: Pruner) -> dict[str, dict[str, Any]]:
-    """How far kept and pruned units have come apart, by layer; None for what is not picked yet. Of filters also every
-    one's L1 norm and which are to go."""
-    result: dict[str, dict[str, Any]] = {}
-    for name, found in pruner.separation().items():
-        means = {"kept": float(found.kept), "pruned": float(found.pruned), "spread": float(found.spread)}
-        result[name] = {key: value if math.isfinite(value) else None for key, value in means.items()}
-        if pruner.groups.granularity == "filter":
-            gone = (~pruner.masks()[name]).nonzero().flatten().tolist()
-            result[name] |= {"norms": [float(f"{norm:.5g}") for norm in found.norms.tolist()], "gone": gone}
-    return result

@@ -7,8 +7,10 @@ Runs side by side share one screen, so that they do not fight over it. There is 
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -45,6 +47,7 @@ class Screen:
         )
         self.users = 0
         self.next = -math.inf
+        console.on_broken_pipe = self.alone  # type: ignore[method-assign]
 
     @classmethod
     def of(cls, console: Console | None) -> Screen:
@@ -68,11 +71,26 @@ class Screen:
     def draw(self, now: float, soon: bool = False) -> None:
         if soon or now >= self.next:
             self.next = now + DRAW_EVERY
-            self.bars.refresh()
+            with self.unheard():
+                self.bars.refresh()
 
     def print(self, line: str) -> None:
-        self.console.out(line, highlight=False)
-        self.console.file.flush()
+        with self.unheard():
+            self.console.out(line, highlight=False)
+            self.console.file.flush()
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Whoever read along may go away (`2>&1 | head`): the run goes on, unseen."""
+        try:
+            yield
+        except OSError:
+            self.alone()
+
+    def alone(self) -> None:
+        """In place of what rich does when its pipe breaks: end the program, and the run with it."""
+        self.live, self.console.quiet = False, True
+        self.console.file = open(os.devnull, "w")  # noqa: SIM115 (it stays open as long as the console does)
 
 
 class Progress:

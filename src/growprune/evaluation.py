@@ -1,0 +1,69 @@
+"""How good a network is on a run's images, and how its filters stand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from growprune import distributed
+from growprune.compact import calibrate
+from growprune.config import Config
+from growprune.errors import GrowpruneError, line
+from growprune.feeds import Images
+from growprune.pruner import Pruner
+
+TEST_BATCH = 1000
+
+
+def accuracy(net: nn.Module, images: Images, low: bool = False) -> float:
+    """On the test images, in percent, over all processes; `low`: in bfloat16 where autocast has it, else float32."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    right, seen = (torch.zeros((), device=images.device, dtype=torch.double) for _ in range(2))
+    with torch.no_grad(), torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low):
+        for x, y in images.tested(TEST_BATCH):
+            right += (net(x).argmax(1) == y).sum()
+            seen += len(y)
+    for module, training in modes:
+        module.training = training
+    for count in (right, seen):
+        distributed.total(images.world, count)
+    return round(100 * float(right) / float(seen), 4)
+
+
+def estimated(net: nn.Module, images: Images, batch: int) -> nn.Module:
+    """A copy with batch-norm statistics estimated anew: while filters shrink, the running ones lag behind."""
+    twin = copy.deepcopy(net)
+    calibrate(twin, [x for x, _ in images.sample(batch)])
+    return twin
+
+
+@torch.no_grad()
+def fits(net: nn.Module, images: Images, config: Config) -> None:
+    """Does it take these images, and tell these classes apart? Better said now than after the first epoch."""
+    twin, shape = copy.deepcopy(net).eval(), "x".join(map(str, images.shape))
+    what = f"images of {shape} ({config.data})"
+    try:
+        out = twin(images.example())
+    except (RuntimeError, ValueError, AssertionError, IndexError) as error:
+        raise GrowpruneError(f"{config.model} does not take {what}: {line(error)}") from error
+    if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] < images.classes:
+        got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise GrowpruneError(f"{config.model} gives {got} for one image; {config.data} has {images.classes} classes")
+
+
+def magnitudes(pruner: Pruner) -> dict[str, dict[str, Any]]:
+    """How far kept and pruned units have come apart, by layer; None for what is not picked yet. Of filters also every
+    one's L1 norm and which are to go."""
+    result: dict[str, dict[str, Any]] = {}
+    for name, found in pruner.separation().items():
+        means = {"kept": float(found.kept), "pruned": float(found.pruned), "spread": float(found.spread)}
+        result[name] = {key: value if math.isfinite(value) else None for key, value in means.items()}
+        if pruner.groups.granularity == "filter":
+            gone = (~pruner.masks()[name]).nonzero().flatten().tolist()
+            result[name] |= {"norms": [float(f"{norm:.5g}") for norm in found.norms.tolist()], "gone": gone}
+    return result
