@@ -663,11 +663,18 @@ def test_a_share_of_a_batch() -> None:
         World(3, 4).check("--batch", 254)
 
 
-def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert distributed.neighbours() == 4
+    assert [distributed.own(device) for device in ("cpu", "auto", "cuda", "cuda:0")] == [
+        "cpu",
+        "auto",
+        "cuda:1",
+        "cuda:1",
+    ]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(GrowpruneError, match="4 processes, but 2 GPUs on this machine"):
         join("cuda")
 

@@ -578,7 +578,7 @@ def test_a_base_network_has_no_before_and_after() -> None:
 def test_single_weights_are_told_by_sparsity() -> None:
     page = Page(run.page(weights(), [], drawn={}))
     assert page.row("weights at zero") == ["weights at zero", "", "90.0 %", ""]
-    assert "removed 90.0 % of the weights" in page.text
+    assert "set to zero 90.0 % of the weights" in page.text
 
 
 def test_what_nothing_is_known_of_has_no_heading() -> None:

@@ -46,7 +46,7 @@ class Bench:
 def bench(asked: Bench) -> dict[str, Any]:
     """The figures, by model."""
     device = usable(asked.device)
-    asked = replace(asked, device=device, steps=asked.steps or (200 if device == "cuda" else 3))
+    asked = replace(asked, device=device, steps=asked.steps or (200 if device.startswith("cuda") else 3))
     result: dict[str, Any] = {"models": {}}
     with tempfile.TemporaryDirectory() as scratch:
         for name in asked.models:

@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.errors import GrowpruneError
 from growprune.groups import Groups, gone, owner
-from growprune.running import call, copied, tensors, whole_operators
+from growprune.running import call, copied, quietly, tensors, whole_operators
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
@@ -227,7 +227,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
         first = next(each)
     except StopIteration:
         raise GrowpruneError("compact: calibrate= holds no batch") from None
-    torch.optim.swa_utils.update_bn(chain([first], each), model, next(model.parameters()).device)
+    with quietly(model):  # it runs in training mode, where dropout draws random numbers
+        torch.optim.swa_utils.update_bn(chain([first], each), model, next(model.parameters()).device)
     for module, training in modes:
         module.training = training
 

@@ -36,7 +36,7 @@ class Config(Options):
     epochs: int = option(100, "Passes over the training images.", TRAIN, min=0)
     batch: int = option(256, "Images a step, over all processes.", TRAIN, min=1)
     lr: str = option("0.1", "Learning rate.", TRAIN)
-    warm_up: float = option(0.0, "Epochs over which the learning rate rises to its value.", TRAIN, min=0)
+    warm_up: float = option(0.0, "Epochs over which the learning rate rises; half of all at most.", TRAIN, min=0)
     momentum: float = option(0.9, "SGD's momentum.", TRAIN, min=0, below=1)
     nesterov: bool = option(False, "Nesterov's momentum.", TRAIN)
     weight_decay: float = option(5e-4, "SGD's weight decay.", TRAIN, min=0)
@@ -78,7 +78,7 @@ class Train(Config):
     command: ClassVar[str] = "train"
 
     lr: str = rate("cosine:0.2", "Learning rate: 0.1, 0:0.1,100:0.01 (by epoch) or cosine:0.2.")
-    warm_up: float = option(5.0, "Epochs over which the learning rate rises to its value.", TRAIN, min=0)
+    warm_up: float = option(5.0, "Epochs over which the learning rate rises; half of all at most.", TRAIN, min=0)
     weights: str | None = option(None, f"Start from these instead of fresh ones: {STATE}", NET, metavar="PATH")
 
 

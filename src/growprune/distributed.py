@@ -81,19 +81,29 @@ def neighbours() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if launched() else 1
 
 
+def several() -> bool:
+    return launched() and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def own(device: str) -> str:
+    """This process's GPU, where each has one; it must touch no other, which would cost memory there."""
+    if not several() or not device.startswith("cuda"):
+        return device
+    if neighbours() > torch.cuda.device_count():
+        raise GrowpruneError(
+            f"--nproc-per-node: {neighbours()} processes, but {torch.cuda.device_count()} GPUs on this machine; "
+            "one a GPU is the most"
+        )
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+
 def join(device: str) -> tuple[World, str]:
     """Take one's place among the processes that torchrun started, and one's device; alone where it did not."""
     global _store
-    if not launched() or int(os.environ["WORLD_SIZE"]) == 1:
+    if not several():
         return World(), device
-    local, cuda = int(os.environ.get("LOCAL_RANK", "0")), device.startswith("cuda")
+    device, cuda = own(device), device.startswith("cuda")
     if cuda:
-        if neighbours() > torch.cuda.device_count():
-            raise GrowpruneError(
-                f"--nproc-per-node: {neighbours()} processes, but {torch.cuda.device_count()} GPUs on this machine; "
-                "one a GPU is the most"
-            )
-        device = f"cuda:{local}"
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         store, rank, size = next(iter(rendezvous("env://")))
@@ -103,7 +113,7 @@ def join(device: str) -> tuple[World, str]:
             device_id=torch.device(device) if cuda else None,
         )  # fmt: skip
         atexit.register(leave)
-    return World(dist.get_rank(), dist.get_world_size(), local), device
+    return World(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0"))), device
 
 
 def fresh(store: Any, rank: int, size: int) -> Any:

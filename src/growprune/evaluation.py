@@ -24,7 +24,9 @@ def accuracy(net: nn.Module, images: Images, low: bool = False) -> float:
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     right, seen = (torch.zeros((), device=images.device, dtype=torch.double) for _ in range(2))
-    with torch.no_grad(), torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low):
+    cudnn = torch.backends.cudnn
+    exactly = cudnn.flags(True, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=low)
+    with torch.no_grad(), exactly, torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low):
         for x, y in images.tested(TEST_BATCH):
             right += (net(x).argmax(1) == y).sum()
             seen += len(y)

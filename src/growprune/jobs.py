@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from growprune.train import Job, StoppedError
 
 def run(config: Config, out: Path, quiet: bool = False, label: str = "") -> dict[str, Any]:
     """Do, or go on with, the run that `config` describes, in the folder `out`; returns what result.json says."""
-    device = usable(config.device)
+    device = usable(distributed.own(config.device))
     config = replace(config, device=device.partition(":")[0])
     world, device = distributed.join(device)
     try:
@@ -51,6 +51,8 @@ def one(config: Config, out: Path, device: str, world: World, quiet: bool, label
         if finished is not None:
             if folder is not None:
                 folder.tidy()  # it may have been killed before it did
+                with Progress(label, quiet) as progress:
+                    progress.say("finished before: nothing was done")
             return finished
         jobs: list[Job] = []
         with (
@@ -79,19 +81,23 @@ def side_by_side(
     finished: Callable[[Path], None] = lambda folder: None,
 ) -> list[dict[str, Any]]:
     """Several runs on one GPU, `parallel` at a time, each giving what it gives alone; `finished` hears of each."""
+    if not configs:
+        return []
+    configs = [(replace(each, device=usable(each.device).partition(":")[0]), out) for each, out in configs]
+    if len({(each.device, each.deterministic, each.threads) for each, _ in configs}) > 1:
+        raise GrowpruneError("side by side, all runs need the same --device, --deterministic and --threads")
     results: dict[int, dict[str, Any]] = {}
     queue = list(enumerate(configs))
     folders: list[Folder] = []
 
     def start(number: int, config: Config, out: Path) -> Job | None:
-        config = replace(config, device=usable(config.device).partition(":")[0])
         folder = Folder.claim(out, config)
         folders.append(folder)
         if folder.result is not None:
             results[number] = folder.result
             finished(out)
             return None
-        return Job(config, folder, usable(config.device), progress=Progress(out.name, quiet))
+        return Job(config, folder, config.device, progress=screens.enter_context(Progress(out.name, quiet)))
 
     def jobs() -> Iterator[Job]:
         for number, (config, out) in queue:
@@ -104,7 +110,7 @@ def side_by_side(
     numbers: dict[int, int] = {}
     running: list[Job] = []
     try:
-        with surroundings(configs[0][0]), heeding(running):
+        with ExitStack() as screens, surroundings(configs[0][0]), heeding(running):
             for job in together(jobs(), parallel):
                 number = numbers[id(job)]
                 results[number] = job.result
@@ -188,7 +194,6 @@ def surroundings(config: Config) -> Iterator[None]:
         torch.set_num_threads(config.threads or max(1, cores() // distributed.neighbours()))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    tf32 = torch.backends.cudnn.allow_tf32
     try:
         cuda = [torch.cuda.current_device()] if config.device.startswith("cuda") else []
         with determinism(config.deterministic), torch.random.fork_rng(devices=cuda):
@@ -199,7 +204,6 @@ def surroundings(config: Config) -> Iterator[None]:
         raise
     finally:
         torch.set_num_threads(threads)
-        torch.backends.cudnn.allow_tf32 = tf32
 
 
 @contextmanager
@@ -257,6 +261,6 @@ def tested(config: Config) -> dict[str, Any]:
             "accuracy": job.test(job.net, exact=True),
             "params": cost.params,
             "macs": cost.macs,
-            "sparsity": sparsity(job.net),
+            "zeros": sparsity(job.net),
             "environment": environment(job.device, 1),
         }

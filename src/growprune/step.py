@@ -60,12 +60,13 @@ class Choice:
     compiled: bool = False
     kernels: Mapping[str, str] = field(default_factory=dict)  # layer -> kind of convolution
     ms: float | None = None
+    captured: bool = True  # as one CUDA graph, on a GPU
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        own = f"{len(self.kernels)} layers with our kernels" if self.kernels else ""
+        own = f"{len(self.kernels)} layers with other kernels than cuDNN's own" if self.kernels else ""
         parts = [self.precision, self.layout, "compiled" if self.compiled else "", own]
         return ", ".join(part for part in parts if part) + (f": {self.ms:.2f} ms a step" if self.ms else "")
 
@@ -327,11 +328,15 @@ def choose(step: Step, asked: Any, steps: int, say: Callable[[str], None]) -> Ch
     precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
     if by_rule:
         layouts, precisions = layouts[:1], precisions[:1]
-    best = min((trial(Choice(each, layouts[0])) for each in precisions), key=pace)
+    try:
+        best = min((trial(Choice(each, layouts[0])) for each in precisions), key=pace)
+    except RuntimeError as error:  # it reads from the device, as with .item()
+        say(f"this network's step cannot be captured as a CUDA graph, so it runs eagerly: {line(error)}")
+        return Choice(precisions[0], layouts[0], captured=False)
     best = min([best, *(trial(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
     if asked.kernels != "off" and best.precision == "bf16" and best.layout == "channels_last":
         example = step.feed.normalized(step.feed(step.count)[0], torch.bfloat16)
-        found = convolutions.faster(step.net, example, by_rule)
+        found = convolutions.faster(step.net, example, by_rule or asked.kernels == "on")
         if found:
             tried = trial(Choice(best.precision, best.layout, False, found))
             best = tried if by_rule and pace(tried) < math.inf else min([best, tried], key=pace)

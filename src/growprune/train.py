@@ -150,7 +150,7 @@ class Job:
             table = [config.prune_lr] * self.steps if isinstance(config, Prune) else []
         else:
             self.steps = config.epochs * self.epoch
-            table = rates(config.lr, config.epochs, self.epoch, config.warm_up)
+            table = rates(config.lr, config.epochs, self.epoch, min(config.warm_up, config.epochs / 2))
         first = table[0] if table else 0.0
         optimizer = torch.optim.SGD(
             net.parameters(), torch.tensor(first, device=self.device) if self.cuda else first, config.momentum,
@@ -171,12 +171,16 @@ class Job:
             if pruner is not None and self.steps:
                 pruner.attach(optimizer)
 
-        if self.cuda and self.world.size == 1 and not self.over(stage):
+        if self.cuda and self.world.size == 1 and step.choice.captured and not self.over(stage):
             step.pruner = pruner
             step.capture(attach)
         else:
             attach()
-        self.progress.begin(stage.name, self.steps, self.done)
+        if self.stages[-1] is not stage:
+            self.progress.total = (
+                self.before + self.steps + config.epochs * (self.images.sizes["train"] // config.batch)
+            )
+        self.progress.begin(stage.name, self.steps, self.done, before=self.before)
         self.noted, self.timed_at = time.perf_counter(), self.done
         return step
 
@@ -300,8 +304,10 @@ class Job:
             if config.deterministic:
                 with determinism(False):
                     free = choose(step, replace(config, compile="off"), left, lambda _: None)
-                self.progress.say(f"deterministic: {choice.ms:.2f} ms a step instead of {free.ms:.2f}")
-                self.choices["deterministic"] = {"ms": choice.ms, "free_ms": free.ms}
+                self.progress.say(
+                    f"{stage.name}: deterministic, {choice.ms:.2f} ms a step instead of {free.ms:.2f} (uncompiled)"
+                )
+                self.choices[f"{stage.name}, if not deterministic"] = free.to_json()
         self.choices[stage.name] = choice.to_json()
         return choice
 
@@ -325,7 +331,7 @@ class Job:
         pushing = stage.name == "prune"
         if pushing and phase == "pick" and self.phase(stage) != "pick" and self.pruner is not None:
             self.agree(self.pruner)
-        accuracy = self.test(self.estimated(self.net) if pushing else self.net)
+        accuracy = self.test(self.estimated(self.net) if pushing and self.done else self.net)
         count, timed = self.done - self.noted_at, self.done - self.timed_at
         record: dict[str, Any] = {
             "stage": stage.name,
@@ -366,6 +372,7 @@ class Job:
         small = pruner.compact(calibrate=batches)
         if pruner.groups.granularity == "weight":
             calibrate(small, batches)
+        distributed.same_weights(self.world, small)  # folded and estimated by each process for itself
         after = self.test(small, exact=True)
         self.kept = {name: [mask.numel(), int(mask.sum())] for name, mask in pruner.masks().items()}
         self.accuracy |= {"base": base, "before_removal": before, "after_removal": after}
@@ -451,7 +458,7 @@ class Job:
         for notice in loaded.notices if loaded else ():
             self.progress.say(notice)
         if self.folder is not None and self.config.tensorboard:
-            self.events = Events(self.folder.path, loaded.step if loaded else 0)
+            self.events = Events(self.folder.path, loaded.step + 1 if loaded else 0)
         tree: dict[str, Any] | None = distributed.from_first(self.world, loaded.tree if loaded else None)
         if tree is None:
             return None

@@ -27,6 +27,14 @@ LINE_EVERY = 10.0
 FIELDS = ("penalty", "accuracy", "ms", "left")
 
 
+class Stderr(Console):
+    """A console whose reader may go away: rich would end the program then, and the run with it."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        self.file = open(os.devnull, "w")  # noqa: SIM115 (it stays open as long as the console does)
+
+
 class Screen:
     """One console, and what all progress on it shares: the live bars, if it is a terminal."""
 
@@ -47,7 +55,6 @@ class Screen:
         )
         self.users = 0
         self.next = -math.inf
-        console.on_broken_pipe = self.alone  # type: ignore[method-assign]
 
     @classmethod
     def of(cls, console: Console | None) -> Screen:
@@ -55,7 +62,7 @@ class Screen:
         key = 0 if console is None else id(console)
         screen = cls.known.get(key)
         if screen is None:
-            screen = cls.known[key] = Screen(console or Console(stderr=True))
+            screen = cls.known[key] = Screen(console or Stderr(stderr=True))
         return screen
 
     def enter(self) -> None:
@@ -85,12 +92,7 @@ class Screen:
         try:
             yield
         except OSError:
-            self.alone()
-
-    def alone(self) -> None:
-        """In place of what rich does when its pipe breaks: end the program, and the run with it."""
-        self.live, self.console.quiet = False, True
-        self.console.file = open(os.devnull, "w")  # noqa: SIM115 (it stays open as long as the console does)
+            self.live, self.console.quiet = False, True
 
 
 class Progress:

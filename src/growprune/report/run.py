@@ -97,7 +97,7 @@ def story(result: Result) -> list[str]:
         f"'{ACCURACIES['best']}' is picked on those same images, so compare the last one."
     )
     if result["schedule"] is None:
-        return [f"Trained from {images['train']:,} images. {where}", caution]
+        return [f"Trained on {images['train']:,} images. {where}", caution]
     return [f"{removed(result)} {course(result)}", f"{where} {caution}"]
 
 
@@ -116,7 +116,8 @@ def removed(result: Result) -> str:
     how = [f"criterion {result['criterion']}", f"ratios {result['ratios']}"]
     if name != "OneShot" and result["granularity"] == "filter":
         how.append(f"penalty on the {result['scope']}")
-    said = f"{METHODS.get(name, name)} removed {what} ({', '.join(how)})."
+    did = "removed" if result["granularity"] == "filter" else "set to zero"
+    said = f"{METHODS.get(name, name)} {did} {what} ({', '.join(how)})."
     return said[0].upper() + said[1:]
 
 
@@ -158,7 +159,7 @@ def repeat(result: Result) -> str:
     command = html.escape(str(result["command"]))
     return (
         "<code>config.json</code> beside this page holds every setting of the run; "
-        f"<code>growprune {command}</code> with the same ones and another <code>--out</code> runs it again. "
+        f"<code>growprune {command} --config config.json --out NEW</code> runs it again. "
         "<code>growprune resume RUN</code>, RUN being this folder, finishes it from the last checkpoint if it was "
         "interrupted. <code>metrics.jsonl</code> and <code>result.json</code> hold the numbers shown here."
     )

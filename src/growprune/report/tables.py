@@ -87,5 +87,5 @@ def eval_table(result: Result) -> Group:
     shown.add_row(f"accuracy on {result['images']:,} test images", f"{result['accuracy']:.2f} %", style="bold")
     shown.add_row("parameters", f"{result['params']:,}")
     shown.add_row("MACs an image", f"{result['macs']:,}")
-    shown.add_row("zeros among the parameters", f"{100 * result['sparsity']:.1f} %")
+    shown.add_row("zeros among the parameters", f"{100 * result['zeros']:.1f} %")
     return Group(Text(f"{result['model']} on {result['data']}", style="bold"), shown)
