@@ -60,12 +60,13 @@ class Pause(nn.Module):
 
 
 def small(num_classes=10):
-    """Batch norm, and random numbers while it trains."""
+    """Batch norm, before and after random numbers while it trains."""
     time.sleep(float(os.environ.get("SLOW_START", "0")))
     return nn.Sequential(
         Pause(), nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
         nn.Conv2d(8, 12, 3, stride=2, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.Dropout(0.2),
-        nn.Conv2d(12, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, num_classes),
+        nn.Conv2d(12, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, num_classes),
     )
 
 
@@ -138,7 +139,7 @@ class Shop:
 
     def __init__(self, path: Path) -> None:
         self.path, self.asking = path, threading.Lock()
-        (path / "nets.py").write_text(NETS)
+        (path / "mynets.py").write_text(NETS)
         write_digits(path / "images")
         self.server = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT

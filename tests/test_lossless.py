@@ -28,9 +28,22 @@ from runs import COMMAND, Fork, Process, Shop, outcome, steps, until
 
 SHARED = ["--data", "images", "--threads", "1"]
 EVERY_STEP, SOME = ["--save-every", "0"], ["--save-every", "0.02"]
-TRAIN = ["train", "--model", "nets:small", *SHARED, "--epochs", "6", "--batch", "200", "--lr", "0.1", "--warm-up", "1"]
+TRAIN = [
+    "train",
+    "--model",
+    "mynets:small",
+    *SHARED,
+    "--epochs",
+    "6",
+    "--batch",
+    "200",
+    "--lr",
+    "0.1",
+    "--warm-up",
+    "1",
+]
 PRUNE = [
-    "prune", "--model", "nets:small", *SHARED, "--weights", "base", "--epochs", "3", "--batch", "200", "--lr", "0.05",
+    "prune", "--model", "mynets:small", *SHARED, "--weights", "base", "--epochs", "3", "--batch", "200", "--lr", "0.05",
     "--prune-batch", "300", "--prune-lr", "0.05", "--delta-lambda", "0.1", "--tau", "0.5", "--ku", "2", "--ks", "5",
 ]  # fmt: skip
 GREG2 = ["--schedule", "greg2", "--delta-lambda-pick", "0.05", "--tau-pick", "0.2"]
@@ -156,13 +169,13 @@ def test_the_plans_have_every_phase(alone: dict[str, dict[str, Any]]) -> None:
 
 SAME: dict[str, Any] = {"data": "images", "threads": 1, "device": "cpu", "save_every": 0.0, "batch": 300, "lr": "0.05"}
 PUSH: dict[str, Any] = {
-    **SAME, "model": "nets:small", "weights": "base", "epochs": 1, "prune_batch": 300, "prune_lr": 0.05, "ku": 1,
+    **SAME, "model": "mynets:small", "weights": "base", "epochs": 1, "prune_batch": 300, "prune_lr": 0.05, "ku": 1,
     "delta_lambda": 0.5, "tau": 300.0, "ks": 6, "stop_ratio": 3.0,
 }  # fmt: skip
 CONFIGS: dict[str, Config] = {
     "greg1": Prune(**PUSH, criterion="obd", nesterov=True),
     "greg2": Prune(**PUSH, schedule="greg2", delta_lambda_pick=0.1, tau_pick=0.2, granularity="weight"),
-    "streamed": Train(**{**SAME, "data": "pictures", "batch": 8}, model="nets:coloured", epochs=3, workers=0),
+    "streamed": Train(**{**SAME, "data": "pictures", "batch": 8}, model="mynets:coloured", epochs=3, workers=0),
 }
 
 
@@ -299,7 +312,7 @@ except (StoppedError, GrowpruneError) as error:
 @pytest.mark.parametrize("trouble", ["SIGTERM", "NaN"])
 def test_all_of_several_are_saved_when_one_stops(shop: Shop, trouble: str) -> None:
     name = f"several-{trouble}"
-    models = "nets:linear,nets:linear" if trouble == "SIGTERM" else "nets:linear,nets:bad"
+    models = "mynets:linear,mynets:linear" if trouble == "SIGTERM" else "mynets:linear,mynets:bad"
     command = [COMMAND[0], "-c", SIDE_BY_SIDE, models, name]
     process = Process(command, shop.path, {"SLOW": "0.05"})
     runs = [shop.path / f"{name}-{i}" for i in range(2)]
@@ -315,7 +328,7 @@ def test_all_of_several_are_saved_when_one_stops(shop: Shop, trouble: str) -> No
     else:
         shop.done("resume", runs[0])
     same = ["--data", "images", "--threads", "1", "--epochs", "3", "--batch", "200", "--lr", "0.1", "--warm-up", "5"]
-    shop.done("train", "--model", "nets:linear", *same, "--out", f"{name}-alone")
+    shop.done("train", "--model", "mynets:linear", *same, "--out", f"{name}-alone")
     assert outcome(runs[0]) == outcome(shop.path / f"{name}-alone")
 
 

@@ -25,9 +25,9 @@ from growprune import checkpoint, data
 from runs import Shop, contents, newest, outcome, steps, until
 
 SHARED = ["--data", "images", "--threads", "1", "--batch", "300"]
-TRAIN = ["train", "--model", "nets:linear", *SHARED, "--epochs", "6", "--lr", "0.1"]
+TRAIN = ["train", "--model", "mynets:linear", *SHARED, "--epochs", "6", "--lr", "0.1"]
 PRUNE = [
-    "prune", "--model", "nets:small", *SHARED, "--weights", "base", "--epochs", "2", "--lr", "0.05", "--prune-batch",
+    "prune", "--model", "mynets:small", *SHARED, "--weights", "base", "--epochs", "2", "--lr", "0.05", "--prune-batch",
     "300", "--prune-lr", "0.05", "--delta-lambda", "0.1", "--tau", "0.5", "--ku", "1", "--ks", "3",
 ]  # fmt: skip
 EVERY_STEP, NEVER = ["--save-every", "0"], ["--save-every", "1000"]
@@ -36,7 +36,7 @@ EVERY_STEP, NEVER = ["--save-every", "0"], ["--save-every", "1000"]
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     made = Shop(tmp_path_factory.mktemp("shop"))
-    made.done(*TRAIN, "--model", "nets:small", "--out", "base")
+    made.done(*TRAIN, "--model", "mynets:small", "--out", "base")
     yield made
     made.close()
 
@@ -339,7 +339,7 @@ def test_the_weights_it_began_with_are_its_own(shop: Shop, alone: dict[str, Any]
     half_done(shop, run, *PRUNE, "--weights", weights)
     weights.unlink()
     if what == "replaced":
-        shop.done(*TRAIN, "--model", "nets:small", "--seed", "1", "--epochs", "1", "--out", run.with_name("other"))
+        shop.done(*TRAIN, "--model", "mynets:small", "--seed", "1", "--epochs", "1", "--out", run.with_name("other"))
         (run.with_name("other") / "model.safetensors").rename(weights)
     shop.done("resume", run)
     assert outcome(run) == alone["prune"]
@@ -361,7 +361,7 @@ def test_other_images_are_refused(shop: Shop, run: Path) -> None:
 def test_going_on_from_another_folder(shop: Shop, alone: dict[str, Any], run: Path) -> None:
     """Images, weights and the network's module are named from where the run was started."""
     half_done(shop, run, *PRUNE)
-    (run.parent / "nets.py").write_text("raise ImportError('another module of that name')")
+    (run.parent / "mynets.py").write_text("raise ImportError('another module of that name')")
     assert shop.run("resume", "run", cwd=run.parent).code == 0
     assert outcome(run) == alone["prune"]
 
@@ -371,7 +371,7 @@ def test_going_on_from_another_folder(shop: Shop, alone: dict[str, Any], run: Pa
     [
         (["--data", "nowhere"], "data 'nowhere': no such image set"),
         (["--model", "resnt56"], "did you mean 'resnet56'?"),
-        (["--model", "nets:smal"], "did you mean 'small'?"),
+        (["--model", "mynets:smal"], "did you mean 'small'?"),
         (["--model", "resnet20"], "of another network"),
         (["--weights", "nothing"], "weights 'nothing': no such file"),
         (["--prune-batch", "5000"], "--prune-batch: no batch of 5000 from 1200 images"),
@@ -388,7 +388,7 @@ def test_what_cannot_begin_leaves_nothing_behind(
 
 
 def test_after_a_wrong_command_the_right_one_has_the_same_folder(shop: Shop, alone: dict[str, Any], run: Path) -> None:
-    assert shop.run(*TRAIN, "--model", "nets:broken", "--out", run).code == 1  # a bug of theirs, with its traceback
+    assert shop.run(*TRAIN, "--model", "mynets:broken", "--out", run).code == 1  # a bug of theirs, with its traceback
     assert "no such image set" in shop.refused(*TRAIN, "--data", "imges", "--out", run)
     shop.done(*TRAIN, "--out", run)
     assert outcome(run) == alone["train"]
@@ -434,7 +434,7 @@ def first_bad_step(shop: Shop, rate: float, poisoned: int | None = None) -> int:
 def test_a_step_that_is_not_finite_is_named_and_undone(
     shop: Shop, run: Path, model: str, rate: str, poisoned: int | None, save: list[str]
 ) -> None:
-    more = ["--model", f"nets:{model}", "--lr", rate, "--warm-up", "0", *save]
+    more = ["--model", f"mynets:{model}", "--lr", rate, "--warm-up", "0", *save]
     line = shop.refused(*TRAIN, *more, "--out", run)
     bad = first_bad_step(shop, float(rate), poisoned)
     assert f"the loss or a gradient is not finite at step {bad} (train, epoch {bad / 4:.1f})" in line
