@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune import proof
+from growprune.compact import calibrate
 from growprune.models import create
 from strategies import Case, Links, Words, cases, conv, networks, randomize
 
@@ -1177,3 +1178,21 @@ def test_a_compiled_optimizer_step_carries_the_penalty() -> None:
         model(torch.randn(2, 2, 7, 7)).square().mean().backward()
         step()
     assert pruner.step_count == pruner.total_steps == 4
+
+
+def test_statistics_are_estimated_alike_whatever_was_drawn_before() -> None:
+    """Dropout is on while batch norm's statistics are estimated: a resumed run must draw what the whole one drew."""
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    found = []
+    for seed in (1, 2):
+        net = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3), nn.BatchNorm1d(3))
+        with torch.no_grad():
+            net[1].weight.fill_(1.0)
+            net[1].bias.zero_()
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        calibrate(net, [x])
+        assert torch.equal(torch.get_rng_state(), state)
+        found.append(net[2].running_mean)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], torch.zeros(3))

@@ -1,8 +1,8 @@
 """3×3 convolutions of few channels, in Triton: what cuDNN is slow at, and small or pruned networks are made of.
 
-cuDNN's kernels want many channels, in multiples of eight. With 16 of them at 32×32 pixels they take some ten times as
-long as the memory traffic would, and widths left by pruning (1, 3, 6) are worse. The kernels here give one program a
-run of pixels and all channels, padded to 16 in registers: forward and input gradient are the same kernel, the weight
+cuDNN's kernels want many channels, in multiples of eight; 16 of them, and the widths left by pruning (1, 3, 6), are not
+what they are made for (benchmarks/convolutions.py sets the two side by side). The kernels here give one program a run
+of pixels and all channels, padded to 16 in registers: forward and input gradient are the same kernel, the weight
 gradient sums a run of pixels a program and then the programs, in a fixed order, so the result is deterministic.
 
 Activations are bfloat16 with channels last; weights stay float32 and are rounded when read; sums are float32.

@@ -45,10 +45,11 @@ class Feed(Protocol):
 
     def __call__(self, count: Tensor) -> tuple[Tensor, Tensor]:
         """On the device, in the step: images (uint8) and labels."""
-        raise NotImplementedError
+        ...
 
     def normalized(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        raise NotImplementedError
+        """The images as the network takes them."""
+        ...
 
 
 @dataclass(frozen=True)
