@@ -1,4 +1,4 @@
-"""The command line: `growprune demo | train | prune | eval | measure | resume | bench`.
+"""The command line: `growprune demo | train | prune | eval | measure | resume | bench | reproduce`.
 
 Commands say what they do here and import what they need when called: torch takes seconds to load, `--help` must not.
 Results go to stdout, progress to stderr. An error that a user can cause is one line on stderr and exit code 2.
@@ -289,6 +289,45 @@ def bench(given: Given, *, as_json: Json = False) -> None:
     if asked.images is not None:
         result["loader"] = benches.loader(asked.images, asked.workers, result["environment"]["device"])
     show(result, bench_table, as_json)
+
+
+@offered(app, configs.Reproduce)
+def reproduce(
+    given: Given,
+    *,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, obd, random, ku, figure1 or scopes.")],
+    as_json: Json = False,
+) -> None:
+    """A table or figure of the paper, run and set beside it.
+
+    What was run before is not run again, and what was interrupted goes on: give the same command. --no-run shows what
+    there is so far.
+    """
+    asked = configs.Reproduce(**given)
+    from growprune import paper
+    from growprune.paper.comparison import compared, publish
+    from growprune.paper.reproduce import Lab
+    from growprune.paper.reproduce import reproduce as fulfil
+    from growprune.train import StoppedError
+
+    experiment, only = paper.find(name), [row.strip() for row in asked.only.split(",") if row.strip()]
+    options = {key: getattr(asked, key) for key in ("data_dir", "compile", "deterministic")}
+    lab = Lab(Path(asked.out), asked.scale, asked.seeds, asked.parallel, asked.device, options,
+              lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
+    stopped: StoppedError | None = None
+    if asked.run:
+        try:
+            fulfil(lab, experiment, only)
+        except StoppedError as error:
+            stopped = error
+    comparison = compared(lab, experiment)
+    page = publish(comparison, lab.out / "tables")
+    show(comparison.to_json(), lambda _: comparison.shown(), as_json)
+    if not as_json:
+        print(f"Report: {page}")
+    if stopped is not None:
+        print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
+        sys.exit(128 + stopped.signal)
 
 
 def show(result: dict[str, Any], table: Callable[[dict[str, Any]], Any], as_json: bool) -> None:

@@ -26,7 +26,7 @@ from growprune.outcome import environment
 from growprune.reading import cores
 from growprune.report.progress import Progress
 from growprune.run import Folder
-from growprune.step import determinism
+from growprune.step import Choice, determinism
 from growprune.train import Job, StoppedError
 
 
@@ -97,7 +97,8 @@ def side_by_side(
             results[number] = folder.result
             finished(out)
             return None
-        return Job(config, folder, config.device, progress=screens.enter_context(Progress(out.name, quiet)))
+        progress = screens.enter_context(Progress(out.name, quiet))
+        return Job(config, folder, config.device, progress=progress, measured=measured)
 
     def jobs() -> Iterator[Job]:
         for number, (config, out) in queue:
@@ -109,6 +110,7 @@ def side_by_side(
 
     numbers: dict[int, int] = {}
     running: list[Job] = []
+    measured: dict[Any, Choice] = {}  # the same network trained in the same way need not be measured twice
     try:
         with ExitStack() as screens, surroundings(configs[0][0]), heeding(running):
             for job in together(jobs(), parallel):

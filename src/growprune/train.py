@@ -67,7 +67,7 @@ class StoppedError(BaseException):
 
 
 class Job:
-    """One run. `folder` is None in all processes but the first."""
+    """One run. `folder` is None in all processes but the first; `measured` is what jobs before this one chose."""
 
     def __init__(
         self,
@@ -76,8 +76,10 @@ class Job:
         device: str,
         world: World | None = None,
         progress: Progress | None = None,
+        measured: dict[Any, Choice] | None = None,
     ) -> None:
         self.config, self.folder, self.device, self.world = config, folder, device, world or World()
+        self.measured = {} if measured is None else measured
         self.progress = progress or Progress(quiet=True)
         self.cuda = device.startswith("cuda")
         self.stream = torch.cuda.Stream(device) if self.cuda else None
@@ -298,8 +300,10 @@ class Job:
             choice = Choice(
                 "bf16" if low else "fp32", "channels_last" if last else "contiguous", config.compile == "on"
             )
+        elif (known := self.alike(stage)) in self.measured:
+            choice = self.measured[known]
         else:
-            choice = choose(step, config, left, self.progress.say)
+            choice = self.measured[known] = choose(step, config, left, self.progress.say)
             self.progress.say(f"{stage.name}: chose {choice}")
             if config.deterministic:
                 with determinism(False):
@@ -310,6 +314,12 @@ class Job:
                 self.choices[f"{stage.name}, if not deterministic"] = free.to_json()
         self.choices[stage.name] = choice.to_json()
         return choice
+
+    def alike(self, stage: Stage) -> tuple[Any, ...]:
+        """What two steps have in common for which one measurement is enough."""
+        asked = self.config.precision, self.config.layout, self.config.compile, self.config.kernels
+        shapes = tuple((name, tuple(p.shape)) for name, p in self.net.named_parameters())
+        return *asked, self.config.model, self.images.shape, stage.name, stage.batch, shapes
 
     # -- tests and notes ---------------------------------------------------------------------------------------------
 

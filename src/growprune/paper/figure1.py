@@ -19,17 +19,11 @@ WATCHED: dict[Base, tuple[str, tuple[int, ...]]] = {  # the layer of row 2, and 
 
 def watch(base: Base) -> Setting:
     written = "[0, 0.5, 0.5, 0.5]" if base is RESNET56 else "[0:0, 1-15:0.5]"
-    return Setting(base, "greg2", written, tau_pick=0.03, paper_scale=True)
+    return Setting(base, "greg2", written, watched=WATCHED[base][0], paper_scale=True)
 
 
 def nearest(notes: list[dict[str, Any]], step: float) -> dict[str, Any]:
     return min(notes, key=lambda note: abs(note["step"] - step))
-
-
-def layer(base: Base, notes: list[dict[str, Any]]) -> str:
-    """The layer that is drawn; a smaller network's middle one."""
-    names = list(notes[0]["spread"])
-    return WATCHED[base][0] if WATCHED[base][0] in names else names[len(names) // 2]
 
 
 def grids(look: Look) -> list[Grid]:
@@ -66,10 +60,10 @@ def figures(look: Look) -> dict[str, bytes]:
         axes.set(xlabel="λ", ylabel="deviation of norms / mean")
         axes.set_title(f"{base.model} on {base.data}: a line a layer", loc="left", fontsize=11, fontweight="bold")
         bare(axes)
-        chosen = layer(base, notes)
+        chosen = found.runs[0]["watched"]
         for place, step in zip(bottom.subplots(1, len(steps), sharey=True), steps, strict=True):
             note = nearest(notes, step * scale)
-            norms = note["norms"][chosen]
+            norms = note["norms"]
             place.bar(range(len(norms)), [norm / max(norms) for norm in norms], width=1.0, color="#0b6e99")
             place.set(title=f"iteration {note['step']:,}", xlabel=f"filters of {chosen}", ylim=(0, 1))
             bare(place)

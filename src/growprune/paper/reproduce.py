@@ -6,167 +6,147 @@ an interrupted one goes on where it was. The table can be made at any time from 
 
 from __future__ import annotations
 
-import json
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from growprune.config import Config, Prune
 from growprune.errors import GrowpruneError, nearest
 from growprune.jobs import run, side_by_side, usable
-from growprune.paper.grid import Experiment, Grid, markdown, to_json
-from growprune.paper.results import Found, Shelf, fingerprint
+from growprune.paper.grid import Experiment
+from growprune.paper.results import Found, Ground, Shelf
 from growprune.paper.setting import Base, Scale, Setting
-from growprune.report import document, duration, html_figure, html_table
-from growprune.storage import write_whole
+from growprune.recipe import schedule
+from growprune.report import duration
+from growprune.run import read_json
+
+Wanted = list[tuple[Setting, int]]
+"""Settings and seeds."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """Where and how runs are done."""
+    """Where and how runs are done; `options` hold for all of them."""
 
     out: Path
     scale: Scale = "short"
     seeds: int = 1
     parallel: int = 1
-    data_dir: str = "data"
     device: str = "auto"
-    deterministic: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = print
 
     @property
     def shelf(self) -> Shelf:
         return Shelf(self.out, self.scale)
 
-    def look(self, setting: Setting) -> Found:
-        return self.shelf.found(setting, self.seeds)
-
     @property
-    def options(self) -> dict[str, Any]:
-        return {"data_dir": self.data_dir, "device": self.device, "deterministic": self.deterministic}
+    def at_once(self) -> int:
+        return self.parallel if usable(self.device).startswith("cuda") else 1
+
+    def look(self, setting: Setting) -> Found:
+        return self.shelf.found(setting)
+
+    def config(self, setting: Setting, seed: int, weights: Path) -> Prune:
+        return setting.config(self.scale, seed, weights, device=self.device, **self.options)
+
+    def base_config(self, base: Base) -> Config:
+        return base.config(self.scale, device=self.device, **self.options)
 
 
-def wanted(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[tuple[Setting, int]]:
-    """The runs that are missing; the first seed of all settings comes before the second of any."""
+def missing(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Wanted:
+    """The runs that are not done; the first seed of all settings comes before the second of any."""
     known = [row.name for row in experiment.rows]
     for name in only:
         if name not in known:
-            raise GrowpruneError(f"--only: {experiment.name} has no row '{name}'{nearest(name, known)}")
+            hint = nearest(name, known) or f"; there are {', '.join(known)}"
+            raise GrowpruneError(f"--only: {experiment.name} has no row '{name}'{hint}")
     settings = experiment.settings(only)
     return [(each, seed) for seed in range(lab.seeds) for each in settings if not lab.shelf.file(each, seed).exists()]
 
 
 def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> None:
     """Do what is missing."""
-    missing = wanted(lab, experiment, only)
-    lab.say(forecast(lab, missing))
-    bases: dict[Base, dict[str, Any]] = {}
-    for setting, _ in missing:
-        if setting.base not in bases:
-            bases[setting.base] = trained(lab, setting)
-    plans = []
-    for setting, seed in missing:
-        folder = lab.shelf.folder(setting, seed)
-        plans.append((setting.config(lab.scale, seed, lab.shelf.base(setting).resolve(), **lab.options), folder))
-    by_folder = {folder: pair for (_, folder), pair in zip(plans, missing, strict=True)}
+    wanted = missing(lab, experiment, only)
+    if not wanted:
+        lab.say("every run is there: nothing to do")
+        return
+    bases = list(dict.fromkeys(setting.base for setting, _ in wanted))
+    untrained = [base for base in bases if lab.shelf.ground(base) is None]
+    lab.say(forecast(lab, untrained, wanted))
+    train(lab, untrained)
+    prune(lab, wanted, {base: ground for base in bases if (ground := lab.shelf.ground(base)) is not None})
+
+
+def train(lab: Lab, bases: Sequence[Base]) -> None:
+    """Base networks, each once for all runs."""
+    folders = {lab.shelf.training(base): base for base in bases}
+    plans = [(lab.base_config(base), folder) for folder, base in folders.items()]
+    perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder]))
+
+
+def prune(lab: Lab, wanted: Wanted, grounds: dict[Base, Ground]) -> None:
+    folders = {lab.shelf.folder(setting, seed): (setting, seed) for setting, seed in wanted}
+    plans = [
+        (lab.config(setting, seed, grounds[setting.base].file.resolve()), folder)
+        for folder, (setting, seed) in folders.items()
+    ]
 
     def shelve(folder: Path) -> None:
-        setting, seed = by_folder[folder]
-        lab.shelf.keep(setting, seed, bases[setting.base])
+        setting, seed = folders[folder]
+        lab.shelf.keep(setting, seed, grounds[setting.base], lab.at_once)
 
-    if plans and usable(lab.device) == "cuda" and lab.parallel > 1:
-        side_by_side(plans, lab.parallel, finished=shelve)
-    else:
-        for config, folder in plans:
-            run(config, folder, label=folder.name)
-            shelve(folder)
+    perform(lab, plans, shelve)
 
 
-def trained(lab: Lab, setting: Setting) -> dict[str, Any]:
-    """The base network, trained once for all runs; its hash and accuracy."""
-    folder = lab.shelf.base(setting)
-    result = run(setting.base.config(lab.scale, **lab.options), folder, label=folder.name)
-    return {"name": setting.base.name, "sha256": fingerprint(folder), "accuracy": result["accuracy"]["final"]}
+def perform(lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[Path], None]) -> None:
+    """Runs, one after another or several at a time; `finished` hears of each."""
+    if lab.at_once > 1:
+        side_by_side(plans, lab.at_once, finished=finished)
+        return
+    for config, folder in plans:
+        run(config, folder, label=folder.name)
+        finished(folder)
 
+
+# -- how long --------------------------------------------------------------------------------------------------------
 
 GUESS = {"cuda": {"resnet56": 3.0, "vgg19": 2.2}, "cpu": {"resnet56": 1500.0, "vgg19": 2000.0}}
 """Milliseconds a step where nothing was measured yet: one H200 with four runs at once; two CPU cores."""
+SMALL = 20.0
+"""The same at smoke scale."""
 
 
-def forecast(lab: Lab, missing: Sequence[tuple[Setting, int]]) -> str:
-    """How many runs, and about how long: by finished runs of the same network on the same device, else a guess."""
-    if not missing:
-        return "nothing is missing"
-    device = usable(lab.device)
-    seconds = 0.0
-    for setting, seed in missing:
-        config = setting.config(lab.scale, seed, Path(), **lab.options)
-        steps = length(setting, config)
-        pace = 20.0 if lab.scale == "smoke" else GUESS[device][setting.base.model]
-        past = [run for path in lab.out.glob(f"{setting.base.name.replace('-', '_')}-*.json") if (run := read(path))]
-        same = [r["seconds"] / r["steps"] * 1e3 for r in past if r["environment"]["device"] == device and r["steps"]]
-        pace = sorted(same)[len(same) // 2] / max(1, lab.parallel) if same else pace
-        seconds += steps * pace / 1e3
-    return f"{len(missing)} runs to do, about {duration(seconds)} on this device"
+def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
+    """How many runs, and about how long: by runs of the same network that were done on such a device, else a guess."""
+    milliseconds = 0.0
+    for base in bases:
+        config = lab.base_config(base)
+        milliseconds += pace(lab, base) * config.epochs * epoch(config)
+    for setting, seed in wanted:
+        plan = lab.config(setting, seed, Path())
+        milliseconds += pace(lab, setting.base) * (schedule(plan).total_steps + plan.epochs * epoch(plan))
+    networks = f"{len(bases)} base network{'s' * (len(bases) > 1)} to train and " if bases else ""
+    runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
+    return f"{networks}{runs}, about {duration(milliseconds / 1e3)} on this device"
 
 
-def length(setting: Setting, config: Any) -> int:
-    """Steps of a run: of the schedule, and of fine-tuning on 50,000 images (digits: 1,200)."""
-    from growprune.recipe import schedule
-
-    images = 1200 if config.data == "digits" else 50_000
-    return schedule(config).total_steps + int(config.epochs) * (images // int(config.batch))
+def epoch(config: Config) -> int:
+    """Steps a pass over CIFAR's 50,000 images takes, or over the digits' 1,437."""
+    return (1437 if config.data == "digits" else 50_000) // config.batch
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and "steps" in found else None
-
-
-# -- what comes of it ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """An experiment as far as it was run."""
-
-    experiment: Experiment
-    grids: list[Grid]
-    figures: dict[str, bytes]
-    missing: int
-
-    def markdown(self) -> str:
-        left = f"\n\n{self.missing} runs are still missing." if self.missing else ""
-        return "\n\n".join(markdown(grid) for grid in self.grids) + left + "\n"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.experiment.name, "grids": [to_json(grid) for grid in self.grids], "missing": self.missing}
-
-    def html(self) -> str:
-        parts = []
-        for grid in self.grids:
-            parts += [f"<h2>{grid.title}</h2>", html_table([grid.head, *grid.lines])]
-            parts += [f"<p>{remark}</p>" for remark in grid.remarks]
-        parts += [html_figure(name, blob, name) for name, blob in self.figures.items()]
-        return document(f"growprune: {self.experiment.title}", parts)
-
-
-def compared(lab: Lab, experiment: Experiment) -> Comparison:
-    """The comparison from what is on the shelf."""
-    return Comparison(
-        experiment, experiment.grids(lab.look), experiment.figures(lab.look), len(wanted(lab, experiment, ()))
-    )
-
-
-def publish(comparison: Comparison, place: Path) -> None:
-    """Write the comparison as Markdown, JSON and a page, with its figures."""
-    place.mkdir(parents=True, exist_ok=True)
-    name = comparison.experiment.name
-    write_whole(place / f"{name}.md", comparison.markdown().encode())
-    write_whole(place / f"{name}.html", comparison.html().encode())
-    write_whole(place / f"{name}.table.json", (json.dumps(comparison.to_json(), indent=1) + "\n").encode())
-    for figure, blob in comparison.figures.items():
-        write_whole(place / f"{figure}.png", blob)
+def pace(lab: Lab, base: Base) -> float:
+    """Milliseconds a step, when several runs advance at once each one's share."""
+    device = usable(lab.device).partition(":")[0]
+    past = [read_json(path) for path in lab.out.glob(f"{base.named(lab.scale)}-*.json")]
+    same: list[float] = [
+        each["seconds"] / each["steps"] * 1e3 / each["parallel"]
+        for each in past
+        if each["steps"] and each["environment"]["device"] == device
+    ]
+    if same:
+        return statistics.median(same)
+    return SMALL if lab.scale == "smoke" else GUESS[device][base.model]

@@ -1,22 +1,40 @@
 """Runs that were done, small enough for git: one JSON file each, from which every table and figure is made.
 
-OUT/SCALE/KEY.json     what a run came to: settings, accuracy after every epoch, last and best, time, device, versions
-OUT/SCALE/runs/KEY/    the run's own folder (checkpoints, network, notes): needed only to go on with it
+OUT/KEY.json        what a run came to: settings, accuracy after every epoch, last and best, time, device, versions
+OUT/base-NAME.json  the base network that all runs of that name began from: its hash, its accuracy
+OUT/bases/          those networks, named by their hashes
+OUT/runs/           the runs' own folders (checkpoints, networks, notes): needed only to go on with them
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from growprune.paper.setting import Scale, Setting
-from growprune.run import MODEL, NOTES, read_json
+from growprune.errors import GrowpruneError
+from growprune.paper.setting import Base, Scale, Setting
+from growprune.run import CONFIG, MODEL, NOTES, RESULT, read_json
 from growprune.storage import write_whole
+
+MOST_SEEDS = 10
+"""Seeds that are looked for, however many were asked for this time: what was done once counts."""
+
+LOCAL = ("weights", "data_dir", "device", "workers", "save_every", "tensorboard")
+"""Options that say where a run was done, not what was done."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A base network to prune, and what is known of it."""
+
+    file: Path
+    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -32,33 +50,58 @@ class Shelf:
     def folder(self, setting: Setting, seed: int) -> Path:
         return self.out / "runs" / setting.key(self.scale, seed)
 
-    def base(self, setting: Setting) -> Path:
-        name = setting.base.name if self.scale != "smoke" else f"{setting.base.name}-smoke"
-        return self.out / "runs" / f"base-{name}"
+    def training(self, base: Base) -> Path:
+        return self.out / "runs" / f"base-{base.named(self.scale)}"
 
-    def found(self, setting: Setting, seeds: int) -> Found:
+    def found(self, setting: Setting) -> Found:
         """What there is of a setting."""
-        files = [(seed, self.file(setting, seed)) for seed in range(seeds)]
-        done = [read_json(path) for _, path in files if path.exists()]
-        return Found(tuple(done), tuple(seed for seed, path in files if not path.exists()))
+        files = [self.file(setting, seed) for seed in range(MOST_SEEDS)]
+        return Found(tuple(read_json(path) for path in files if path.exists()))
 
-    def keep(self, setting: Setting, seed: int, base: dict[str, Any]) -> dict[str, Any]:
-        """Put a finished run on the shelf; what is there already stays."""
-        folder, file = self.folder(setting, seed), self.file(setting, seed)
-        if not file.exists():
-            notes = [json.loads(text) for text in (folder / NOTES).read_bytes().splitlines()]
-            write_whole(
-                file, (json.dumps(slim(read_json(folder / "result.json"), notes, setting, base)) + "\n").encode()
+    def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
+        """Put a finished run on the shelf."""
+        folder = self.folder(setting, seed)
+        facts = {"base": {key: ground.facts[key] for key in ("sha256", "accuracy")}, "parallel": parallel}
+        put(self.file(setting, seed), slim(folder) | facts | course(folder, setting))
+
+    # -- base networks -----------------------------------------------------------------------------------------------
+
+    def ground(self, base: Base) -> Ground | None:
+        """The base network, if it has been trained; runs that began from it cannot go with another."""
+        about = self.out / f"base-{base.named(self.scale)}.json"
+        if not about.exists():
+            return None
+        facts = read_json(about)
+        file = self.out / "bases" / f"{base.named(self.scale)}-{facts['sha256'][:16]}.safetensors"
+        if not file.exists() or digest(file) != facts["sha256"]:
+            state = "has changed" if file.exists() else "is gone"
+            raise GrowpruneError(
+                f"{file}: the base network of the runs in {self.out} {state}: put it back, or give another --out"
             )
-        return read_json(file)
+        return Ground(file, facts)
+
+    def keep_base(self, base: Base) -> None:
+        """Put a base network on the shelf, under its hash."""
+        folder = self.training(base)
+        sha256 = digest(folder / MODEL)
+        place = self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = place.with_suffix(".partial")
+        shutil.copyfile(folder / MODEL, partial)
+        partial.replace(place)
+        facts = slim(folder)
+        notes = [note["accuracy"] for note in notes_of(folder)]
+        put(
+            self.out / f"base-{base.named(self.scale)}.json",
+            facts | {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes},
+        )
 
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of one setting that are done, and the seeds that are missing."""
+    """The runs of one setting that are done."""
 
     runs: tuple[dict[str, Any], ...]
-    missing: tuple[int, ...]
 
     def __bool__(self) -> bool:
         return bool(self.runs)
@@ -74,45 +117,59 @@ class Found:
         return statistics.pstdev(self.values(which))
 
     def text(self, which: str = "final") -> str:
-        """
-        >>> Found((), (0,)).text()
-        'not run'
+        """The mean, the spread, and of how many runs.
+
+        >>> Found(()).text(), Found(({"accuracy": {"final": 93.0}}, {"accuracy": {"final": 93.2}})).text()
+        ('not run', '93.10 ± 0.10 (2)')
         """
         if not self.runs:
             return "not run"
-        return f"{self.mean(which):.2f}" + (f" ± {self.spread(which):.2f}" if len(self.runs) > 1 else "")
+        return f"{self.mean(which):.2f}" + (f" ± {self.spread(which):.2f} ({len(self.runs)})" if self.runs[1:] else "")
 
 
-def slim(
-    result: dict[str, Any], notes: Sequence[dict[str, Any]], setting: Setting, base: dict[str, Any]
-) -> dict[str, Any]:
-    """A run without what only its folder needs."""
-    tuned = [note for note in notes if note["stage"] == "finetune"]
+def slim(folder: Path) -> dict[str, Any]:
+    """A finished run without what only its folder needs."""
+    kept = ("accuracy", "speedup", "params", "macs", "steps", "seconds", "images", "choices", "environment")
+    result, config = read_json(folder / RESULT), read_json(folder / CONFIG)
+    return {key: result[key] for key in kept} | {"config": {k: v for k, v in config.items() if k not in LOCAL}}
+
+
+def course(folder: Path, setting: Setting) -> dict[str, Any]:
+    """How it went: accuracy at every epoch's end of fine-tuning, and while λ grew."""
+    notes = notes_of(folder)
     pushed = [note for note in notes if note["stage"] == "prune" and note["phase"] != "removal"]
-    kept = ("accuracy", "speedup", "params", "macs", "sparsity", "seed", "steps", "seconds", "schedule", "criterion",
-            "granularity", "scope", "ratios", "epochs", "model", "data", "environment", "choices")  # fmt: skip
-    return {
-        **{key: result[key] for key in kept},
-        "base": base,
-        "course": [note["accuracy"] for note in tuned],
+    found: dict[str, Any] = {
+        "course": [note["accuracy"] for note in notes if note["stage"] == "finetune"],
         "pushing": [{key: note[key] for key in ("step", "lambda", "accuracy", "loss")} for note in pushed],
-        "separation": separation(pushed) if setting.tau_pick is not None else None,
     }
+    if setting.watched is None:
+        return found
+    names = list(pushed[0]["layers"])
+    watched = setting.watched if setting.watched in names else names[len(names) // 2]  # a smaller network's middle one
+    return found | {"watched": watched, "separation": separation(pushed, watched)}
 
 
-def separation(notes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Figure 1's data: the spread of every layer's norms as λ grows, and every filter's norm."""
+def separation(notes: Sequence[dict[str, Any]], watched: str) -> list[dict[str, Any]]:
+    """Figure 1's data: the spread of every layer's norms as λ grows, and every filter's norm in one layer."""
     return [
         {
             "step": note["step"],
             "lambda": note["lambda"],
             "spread": {name: round(layer["spread"], 5) for name, layer in note["layers"].items()},
-            "norms": {name: layer["norms"] for name, layer in note["layers"].items()},
+            "norms": note["layers"][watched]["norms"],
         }
         for note in notes
     ]
 
 
-def fingerprint(folder: Path) -> str:
-    """A network's hash: by it runs say which base they started from."""
-    return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()[:16]
+def notes_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (folder / NOTES).read_bytes().splitlines()]
+
+
+def put(file: Path, what: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, (json.dumps(what) + "\n").encode())
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -7,8 +7,7 @@ smoke   small networks on small images, a few steps      minutes on a CPU; says 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,9 @@ class Base:
     @property
     def name(self) -> str:
         return f"{self.model}-{self.data}"
+
+    def named(self, scale: Scale) -> str:
+        return f"smoke-{self.name}" if scale == "smoke" else self.name
 
     def config(self, scale: Scale, **more: Any) -> Train:
         if scale == "smoke":
@@ -66,42 +68,50 @@ class Setting:
     criterion: Literal["l1", "obd", "random"] = "l1"
     scope: Literal["filter", "path"] = "filter"
     ku: int | None = None
-    tau_pick: float | None = None  # set: only to watch the magnitudes separate; nothing is removed or fine-tuned for
+    watched: str | None = None  # a layer whose norms are kept: GReg-2's picking goes on, then nothing is fine-tuned
     paper_scale: bool = False  # at the paper's length even at the short scale
+
+    def at(self, scale: Scale) -> Scale:
+        return "paper" if self.paper_scale and scale == "short" else scale
+
+    def interval(self, scale: Scale) -> int | None:
+        """Ku."""
+        if self.schedule == "oneshot":
+            return None
+        return self.ku or (10 if self.at(scale) == "paper" else 1)
 
     def config(self, scale: Scale, seed: int, weights: Path, **more: Any) -> Prune:
         """The run it comes to."""
-        if self.paper_scale and scale == "short":
-            scale = "paper"
+        scale = self.at(scale)
         options: dict[str, Any] = {
             key: getattr(self, key) for key in ("schedule", "ratios", "global_ratio", "criterion", "scope")
         }
-        pushed = self.schedule != "oneshot"
-        if self.ku is not None or (scale != "paper" and pushed):
-            options["ku"] = self.ku if self.ku is not None else 1
-        if scale == "smoke":
-            options |= SMOKE
-        if self.tau_pick is not None:
-            scaled = self.tau_pick * (SMOKE["delta_lambda_pick"] / 1e-5 if scale == "smoke" else 1)
-            options |= {"tau_pick": scaled, "tau": scaled * 1.0001, "ks": 0, "epochs": 0}
+        options |= {} if (ku := self.interval(scale)) is None else {"ku": ku}
+        options |= SMOKE if scale == "smoke" else {}
+        if self.watched is not None:
+            ceiling = WATCHED_UNTIL * (SMOKE["delta_lambda_pick"] / 1e-5 if scale == "smoke" else 1)
+            options |= {"tau_pick": ceiling, "tau": ceiling * 1.0001, "ks": 0, "epochs": 0}
         base = self.base.config(scale)
-        where: dict[str, Any] = {
-            "model": base.model,
-            "data": base.data,
-            "seed": seed,
-            "weights": str(weights),
-            "threads": base.threads,
-        }
-        return Prune(**where, **options, **more)
+        where: dict[str, Any] = {"model": base.model, "data": base.data, "threads": base.threads}
+        return Prune(seed=seed, weights=str(weights), **where, **options, **more)
 
     def key(self, scale: Scale, seed: int) -> str:
-        """A name for its run: readable, and the same wherever the same run is asked for, at whatever scale."""
-        config = self.config(scale, seed, Path()).to_json()
-        mark = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
-        amount = self.ratios if self.ratios is not None else f"global{self.global_ratio}"
-        words = [self.base.name, self.schedule, self.criterion, amount, self.scope, f"s{seed}", mark]
-        return "-".join("".join(c if c.isalnum() or c == "." else "_" for c in str(word)).strip("_") for word in words)
+        """The name of its run, the same wherever the same run is asked for, at whatever scale.
 
+        >>> Setting(RESNET56, "greg1", "[0, 0.9, 0.9, 0.9]").key("short", 0)
+        'resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0'
+        """
+        amount = "_".join(re.findall(r"[\d.]+", self.ratios)) if self.ratios else f"global{self.global_ratio}"
+        words = [self.base.named(scale), self.schedule, amount]
+        words += [self.criterion] if self.criterion != "l1" else []
+        words += [self.scope] if self.scope != "filter" else []
+        words += [] if (ku := self.interval(scale)) is None else [f"ku{ku}"]
+        words += ["watched"] if self.watched else []
+        return "-".join([*words, f"seed{seed}"])
+
+
+WATCHED_UNTIL = 0.03
+"""λ up to which the paper's figure 1 is drawn: three times what GReg-2 picks at."""
 
 SMOKE: dict[str, Any] = {
     "epochs": 2, "batch": 64, "prune_batch": 64, "lr": "0:1e-2,1:1e-3", "prune_lr": 0.02,

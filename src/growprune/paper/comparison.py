@@ -1,0 +1,85 @@
+"""What came of an experiment, as far as it was run, set beside the paper: text, Markdown, JSON, and a page."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from growprune.paper.grid import Experiment, Grid, markdown, to_json
+from growprune.paper.reproduce import Lab, missing
+from growprune.paper.setting import Scale
+from growprune.report import document, html_figure, html_table, text_table
+from growprune.storage import write_whole
+
+WORDS: dict[Scale, str] = {
+    "paper": "The paper's settings.",
+    "short": "Ku = 1, everything else as the paper, unless a row says otherwise.",
+    "smoke": "Small networks on small images: this shows that all works, and nothing else.",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An experiment as far as it was run at one scale; `missing` names the rows of which runs are not there."""
+
+    experiment: Experiment
+    scale: Scale
+    grids: list[Grid]
+    figures: dict[str, bytes]
+    missing: list[str]
+
+    @property
+    def remarks(self) -> list[str]:
+        said = [WORDS[self.scale]]
+        if self.missing:
+            said.append(f"Not all of it was run; missing: {', '.join(self.missing)}.")
+        return said
+
+    def shown(self) -> RenderableType:
+        """For a terminal."""
+        parts: list[RenderableType] = []
+        for grid in self.grids:
+            parts += [Text(grid.title, style="bold"), text_table([grid.head, *grid.lines])]
+            parts += [Text(f"{remark}\n") for remark in grid.remarks]
+        return Group(*parts, *map(Text, self.remarks))
+
+    def markdown(self) -> str:
+        return "\n\n".join([*(markdown(grid) for grid in self.grids), *self.remarks]) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        grids = [to_json(grid) for grid in self.grids]
+        return {"name": self.experiment.name, "scale": self.scale, "grids": grids, "missing": self.missing}
+
+    def html(self) -> str:
+        parts = []
+        for grid in self.grids:
+            parts += [f"<h2>{html.escape(grid.title)}</h2>", html_table([grid.head, *grid.lines])]
+            parts += [f"<p>{html.escape(remark)}</p>" for remark in grid.remarks]
+        parts += [html_figure(name, blob, name) for name, blob in self.figures.items()]
+        parts += [f"<p>{html.escape(remark)}</p>" for remark in self.remarks]
+        return document(f"growprune: {self.experiment.title}", parts)
+
+
+def compared(lab: Lab, experiment: Experiment) -> Comparison:
+    """The comparison from what is on the shelf."""
+    undone = {setting for setting, _ in missing(lab, experiment)}
+    left = [row.name for row in experiment.rows if undone.intersection(row.settings)]
+    return Comparison(experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left)
+
+
+def publish(comparison: Comparison, place: Path) -> Path:
+    """Write the comparison as Markdown, JSON and a page, with its figures; gives the page."""
+    place.mkdir(parents=True, exist_ok=True)
+    stem = f"{comparison.experiment.name}-{comparison.scale}"
+    write_whole(place / f"{stem}.md", comparison.markdown().encode())
+    write_whole(place / f"{stem}.json", (json.dumps(comparison.to_json(), indent=1) + "\n").encode())
+    for figure, blob in comparison.figures.items():
+        write_whole(place / f"{figure}.png", blob)
+    write_whole(page := place / f"{stem}.html", comparison.html().encode())
+    return page
