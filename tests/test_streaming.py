@@ -24,6 +24,7 @@ from growprune.data import Folder, load
 from growprune.errors import GrowpruneError
 from growprune.reading import picture
 from growprune.streaming import Streamed
+from growprune.workers import Worker
 
 Batches = list[tuple[Tensor, Tensor]]
 SIZE = 16
@@ -125,6 +126,48 @@ def test_workers_ranks_and_entry_change_nothing(root: Path, made: Any) -> None:
         assert all(len(y) == 2 for rank in ranks for _, y in rank)
         together = [(torch.cat([a[0], b[0]]), torch.cat([a[1], b[1]])) for a, b in zip(ranks[0], ranks[1], strict=True)]
         assert same(together, whole)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_follow_each_other_from_any_step_on(root: Path, made: Any, workers: int) -> None:
+    """Those of `epoch`, in its order, wherever they are entered; for each rank too."""
+    streamed = made(root, workers=workers)
+    for rank, world in ((0, 1), (1, 2)):
+        whole = [batch for epoch in range(3) for batch in streamed.epoch(0, 1, epoch, rank=rank, world=world)]
+        for step in (0, 4, 5, 6, 7, 12):
+            found = list(itertools.islice(streamed.epochs(0, 1, step, rank, world), 18 - step))
+            assert same(found, whole[step:])
+
+
+def test_the_next_epoch_is_read_while_this_one_is_used(root: Path, made: Any) -> None:
+    """The last batch but one of an epoch is handed out: its last and the next one's first are under way."""
+    streamed = made(root, workers=1)
+    epochs = streamed.epochs(0, 0, step=4)
+    next(epochs)
+    [worker] = streamed._workers._all
+    last, first = worker._asked.values()
+    assert [last] == list(streamed._order(0, 0, 0, range(4), range(5, 6)))
+    assert [first] == list(streamed._order(0, 0, 1, range(4), range(1)))
+
+
+def test_no_more_is_read_than_asked_for(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed, asked = made(root, workers=1), []
+    ask = Worker.ask
+    monkeypatch.setattr(Worker, "ask", lambda worker, what: asked.append(what) or ask(worker, what))
+    assert same(list(streamed.epoch(0, 0, 0, stop=2)), list(made(root).epoch(0, 0, 0))[:2])
+    assert len(asked) == 2
+    assert len(list(streamed.epoch(0, 0, 0, start=4, stop=100))) == 2
+
+
+def test_batches_of_another_size_come_from_the_same_workers(root: Path, made: Any) -> None:
+    streamed = made(root, workers=1)
+    other = streamed.sized(5)
+    assert (other.batch, other.steps, streamed.batch, streamed.steps) == (5, 5, 4, 6)
+    assert same(list(other.epoch(0, 0, 0)), list(made(root, batch=5).epoch(0, 0, 0)))
+    assert same(list(streamed.epoch(0, 0, 0)), list(made(root).epoch(0, 0, 0)))
+    assert process_of(other) == process_of(streamed)
+    with pytest.raises(GrowpruneError, match="no batch of 28 from 27 images"):
+        streamed.sized(28)
 
 
 def test_passes_do_not_disturb_each_other(root: Path, made: Any) -> None:

@@ -19,6 +19,8 @@ from growprune.streaming import Streamed
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ESTIMATION, BATCHES = 9, 10
 """Stage number and count of the batches that batch norm's statistics are estimated from, and criteria measured on."""
+LARGE = 250
+"""Large images at most in a batch that is tested: every worker holds some of these."""
 
 
 class Images:
@@ -36,19 +38,18 @@ class Images:
         self.shape = found.shape(config.resolution)
         self.classes = len(found.classes)
         self.sizes = {"train": len(found.train), "test": len(found.test)}
-        self._sources: dict[int, Resident | Streamed] = {}
+        self._source: Resident | Streamed | None = None
 
     def source(self, batch: int) -> Resident | Streamed:
-        """The training images in batches of so many; kept, as they may fill much of the device's memory."""
-        if batch not in self._sources:
-            self._sources.clear()
+        """The training images in batches of so many: all sizes share one copy on the device, or the same workers."""
+        if self._source is None:
             workers = None if self.config.workers < 0 else self.config.workers
-            self._sources[batch] = (
+            self._source = (
                 Streamed(self.dataset, self.device, batch, workers, self.config.resolution)
                 if self.test is None
                 else Resident(self.dataset, self.device, batch)
             )
-        return self._sources[batch]
+        return self._source.sized(batch)
 
     def feed(self, batch: int, stage: int) -> FromMemory | FromFiles:
         source = self.source(batch)
@@ -64,7 +65,7 @@ class Images:
         else:
             source = self.source(self.config.batch)
             assert isinstance(source, Streamed)
-            chosen = source.test(size, self.world.rank, self.world.size)
+            chosen = source.test(min(size, LARGE), self.world.rank, self.world.size)
         for x, y in chosen:
             yield self.normal(x), y
 
@@ -75,7 +76,7 @@ class Images:
             plan = source.plan(self.config.seed, ESTIMATION, 0)[:count].to(self.device)
             found: Iterator[tuple[Tensor, Tensor]] = (source.batch_of(rows) for rows in plan)
         else:
-            found = islice(source.epoch(self.config.seed, ESTIMATION, 0), count)
+            found = source.epoch(self.config.seed, ESTIMATION, 0, stop=count)
         for x, y in found:
             yield self.normal(x), y
 
@@ -110,17 +111,16 @@ class FromFiles:
     def __init__(self, source: Streamed, seed: int, stage: int, world: World, device: str) -> None:
         self.source, self.seed, self.stage, self.world = source, seed, stage, world
         self.epoch_steps, self.normalized = source.steps, source.normalized
-        self.next = -1
+        self.next = -1  # the step that the next batch is for
         self.batches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self.x: Tensor | None = None
         self.y: Tensor | None = None
-        self.prepare(0)
-        self.next = -1  # that first batch was only for its shape
 
     def prepare(self, step: int) -> None:
-        epoch, start = divmod(step, self.epoch_steps)
-        if step != self.next or start == 0:
-            self.batches = self.source.epoch(self.seed, self.stage, epoch, start, self.world.rank, self.world.size)
+        if step == self.next - 1:
+            return  # its batch is here
+        if step != self.next:
+            self.batches = self.source.epochs(self.seed, self.stage, step, self.world.rank, self.world.size)
         x, y = next(self.batches)
         if self.x is None or self.y is None:
             self.x, self.y = x.clone(), y.clone()

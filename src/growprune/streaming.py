@@ -20,7 +20,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from growprune.data import Dataset, Normal, drawn, key_of, shuffled
+from growprune.data import Dataset, Normal, Source, drawn, key_of, shuffled
 from growprune.errors import GrowpruneError
 from growprune.reading import Folder, cores, picture, unreadable
 from growprune.workers import Batch, Sample, Workers
@@ -30,7 +30,7 @@ T = TypeVar("T")
 RGB = 3  # torchvision.io.ImageReadMode.RGB.value
 
 
-class Streamed:
+class Streamed(Source):
     """A set of class folders, as batches of uint8 images on the device (B x 3 x R x R, channels last in memory).
 
     `workers`: processes that decode; by default one for each core this process may use, 16 at most; 0: none.
@@ -50,13 +50,11 @@ class Streamed:
     ) -> None:
         if not isinstance(dataset.train, Folder) or not isinstance(dataset.test, Folder):
             raise GrowpruneError(f"{dataset.name}: its images are in memory; load it with stream=True to stream them")
-        images = len(dataset.train)
-        if not 0 < batch <= images:
-            raise GrowpruneError(f"{dataset.name}: no batch of {batch} from {images} images; give a smaller one")
+        super().__init__(dataset, batch)
         if workers is not None and workers < 0:
             raise GrowpruneError(f"workers: {workers} is less than 0")
         self._train, self._test = dataset.train, dataset.test
-        self.device, self.batch, self.steps = torch.device(device), batch, images // batch
+        self.device = torch.device(device)
         self.workers = default_workers() if workers is None else workers
         self.normalized = Normal(dataset, device)
         self._view = View(resolution, dataset.flip)
@@ -65,23 +63,37 @@ class Streamed:
         self._workers = Workers(Reader(None if self._gpu else self._view), self.workers)
 
     def epoch(
-        self, seed: int, stage: int, epoch: int, start: int = 0, rank: int = 0, world: int = 1
+        self, seed: int, stage: int, epoch: int, start: int = 0, rank: int = 0, world: int = 1, stop: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """An epoch's training batches from step `start` on; of rank r of w, its B/w images of each."""
+        """An epoch's training batches from step `start` on, up to `stop`; of rank r of w, its B/w images of each."""
+        order = self._order(seed, stage, epoch, self._places(rank, world), range(self.steps)[start:stop])
+        return self._ahead(self._workers.read(order))
+
+    def epochs(
+        self, seed: int, stage: int, step: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of all epochs, one after the other without end, from a stage's step on. The workers go on to the
+        next epoch while the last batches of this one are used."""
+        places, whole = self._places(rank, world), range(self.steps)
+        epoch, start = divmod(step, self.steps)
+        orders = (
+            self._order(seed, stage, each, places, whole[start if each == epoch else 0 :]) for each in count(epoch)
+        )
+        return self._ahead(self._workers.read(chain.from_iterable(orders)))
+
+    def _places(self, rank: int, world: int) -> range:
+        """The places of a batch that are this rank's."""
         if self.batch % world:
             raise GrowpruneError(f"a batch of {self.batch} cannot be shared evenly by {world} processes")
         share = self.batch // world
-        return self._ahead(self._workers.read(self._order(seed, stage, epoch, start, rank * share, share)))
+        return range(rank * share, (rank + 1) * share)
 
-    def _order(
-        self, seed: int, stage: int, epoch: int, start: int = 0, first: int = 0, share: int | None = None
-    ) -> Iterator[list[Sample]]:
-        """What is asked for, batch by batch: `share` places of each, from the `first` on."""
+    def _order(self, seed: int, stage: int, epoch: int, places: range, steps: range) -> Iterator[list[Sample]]:
+        """What is asked for in these steps of an epoch, batch by batch: these places of each."""
         key = key_of(seed, stage, epoch)
         order, seeds = shuffled(key, len(self._train)), drawn(key, 1, len(self._train))
-        for step in range(start, self.steps):
-            begin = step * self.batch + first
-            chosen = slice(begin, begin + (share or self.batch))
+        for step in steps:
+            chosen = slice(step * self.batch + places.start, step * self.batch + places.stop)
             yield samples(self._train, order[chosen], seeds[chosen].tolist())
 
     def test(self, size: int | None = None, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
@@ -92,9 +104,8 @@ class Streamed:
 
     def images_per_second(self, seconds: float = 3.0) -> float:
         """How fast training batches come when nothing is done with them."""
-        orders = chain.from_iterable(self._order(0, 0, epoch) for epoch in count())
         done, began = -max(1, self.workers), 0.0  # each worker's first batch is not counted: they start one by one
-        for _ in self._ahead(self._workers.read(orders)):
+        for _ in self.epochs(0, 0):
             if done == 0:
                 began = self._now()
             if done > 0 and self._now() - began >= seconds:
