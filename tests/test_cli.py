@@ -212,6 +212,8 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("demo --out FILE", "FILE: File exists; name another folder with --out"),
         ("demo --out FILE/below", "FILE/below: Not a directory; name another folder with --out"),
         ("demo --out .", ".: not empty, and not a run's folder; name another folder with --out"),
+        ("train --data digits --device cpu --decode gpu", "--decode gpu: needs a CUDA device; give cpu or auto"),
+        ("train --decode nvjpeg", "--decode: 'nvjpeg' is not auto, cpu or gpu"),
         ("bench --model ,", "--model: no network is named"),
         ("bench --model vgg91", "did you mean 'vgg19'?"),
         ("bench --compile yes", "--compile: 'yes' is not auto, on or off"),
@@ -448,18 +450,39 @@ def test_eval_of_a_run_that_is_not_finished_says_how_to_finish_it(place: Path, t
     assert growprune_says("eval", tmp_path) == (2, "", said)
 
 
-def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
+def write_pictures(root: Path, each: int) -> None:
+    """Of two classes, of several sizes: they are streamed."""
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "test"):
         for kind in ("a", "b"):
-            (tmp_path / part / kind).mkdir(parents=True)
-            for number in range(2):
-                image.new("RGB", (70 + number, 80), (99 * number, 0, 0)).save(tmp_path / part / kind / f"{number}.png")
+            (root / part / kind).mkdir(parents=True)
+            for number in range(each):
+                image.new("RGB", (70 + number, 80), (99 * number, 0, 0)).save(root / part / kind / f"{number}.png")
+
+
+def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 2)
     torch.save(large().state_dict(), tmp_path / "weights.pth")
     code, out, err = growprune_says(
         "eval", "--model", "test_cli:large", "--data", tmp_path, "--weights", tmp_path / "weights.pth",
         "--device", "cpu", "--threads", 1, "--resolution", 64, "--workers", 0, "--json",
     )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert document(out)["images"] == 4
+
+
+def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
+    """What a run chose stands in its result: the two decoders do not give quite the same images."""
+    write_pictures(tmp_path, 2)
+    run = tmp_path / "run"
+    run.mkdir()
+    config = configs.Train(model="test_cli:large", data=str(tmp_path), threads=1, resolution=64)
+    (run / "config.json").write_text(json.dumps(config.to_json()))
+    safetensors.torch.save_file(large().state_dict(), run / "model.safetensors")
+    assert cli.as_run(run)["decode"] == "auto"
+    (run / "result.json").write_text(json.dumps({"choices": {"images": {"decode": "gpu", "cpu": 1.0, "gpu": 2.0}}}))
+    assert cli.as_run(run)["decode"] == "gpu"
+    code, out, err = growprune_says("eval", run, "--device", "cpu", "--workers", 0, "--json")
     assert (code, err) == (0, "")
     assert document(out)["images"] == 4
 

@@ -237,12 +237,14 @@ def evaluate(
 
 def as_run(run: Path) -> Given:
     """What `eval` needs to know of a run, so that it finds the very accuracy that the run found."""
-    from growprune.run import read_config
+    from growprune.run import RESULT, read_config, read_json
 
     found = read_config(run)
+    result = read_json(run / RESULT) if (run / RESULT).is_file() else {}
+    found |= {key: value for key, value in (result.get("choices") or {}).get("images", {}).items() if key == "decode"}
     if found.get("command") == "demo":
         found = {"model": "growprune.demo:network", "data": "digits", "threads": 1, "device": found.get("device")}
-    kept = {"model", "data", "data_dir", "normalize", "resolution", "threads"}
+    kept = {"model", "data", "data_dir", "normalize", "resolution", "threads", "decode"}
     kept |= {"device"} if found.get("device") == "cpu" else set()  # a GPU may not be here
     return {"weights": str(run), **{name: found[name] for name in kept if name in found}}
 

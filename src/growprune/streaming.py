@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -26,6 +25,7 @@ from growprune.reading import Folder, cores, picture, unreadable
 from growprune.workers import Batch, Sample, Workers
 
 Device = torch.device | str
+Decode = Literal["cpu", "gpu"]
 T = TypeVar("T")
 RGB = 3  # torchvision.io.ImageReadMode.RGB.value
 
@@ -34,7 +34,7 @@ class Streamed(Source):
     """A set of class folders, as batches of uint8 images on the device (B x 3 x R x R, channels last in memory).
 
     `workers`: processes that decode; by default one for each core this process may use, 16 at most; 0: none.
-    `decode="gpu"`: JPEGs are decoded and cropped on a CUDA device, where torchvision can; `notify` hears if it cannot.
+    `decode="gpu"`: JPEGs are decoded and cropped on a CUDA device, by nvJPEG, whose pixels are not quite the CPU's.
     A script that uses workers needs the usual `if __name__ == "__main__":`, as they start from a clean process.
     """
 
@@ -45,20 +45,21 @@ class Streamed(Source):
         batch: int,
         workers: int | None = None,
         resolution: int = 224,
-        decode: Literal["cpu", "gpu"] = "cpu",
-        notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+        decode: Decode = "cpu",
     ) -> None:
         if not isinstance(dataset.train, Folder) or not isinstance(dataset.test, Folder):
             raise GrowpruneError(f"{dataset.name}: its images are in memory; load it with stream=True to stream them")
         super().__init__(dataset, batch)
         if workers is not None and workers < 0:
             raise GrowpruneError(f"workers: {workers} is less than 0")
+        if decode == "gpu" and (why := undecodable(device)):
+            raise GrowpruneError(f"--decode gpu: JPEGs cannot be decoded there ({why}); give cpu or auto")
         self._train, self._test = dataset.train, dataset.test
         self.device = torch.device(device)
         self.workers = default_workers() if workers is None else workers
         self.normalized = Normal(dataset, device)
         self._view = View(resolution, dataset.flip)
-        self._gpu = decode == "gpu" and decodes_jpeg(self.device, notify)
+        self._gpu = decode == "gpu"
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._workers = Workers(Reader(None if self._gpu else self._view), self.workers)
 
@@ -222,11 +223,11 @@ def decoded_here(file: str, data: Tensor) -> Tensor:
     return torch.from_numpy(picture(file, io.BytesIO(data.numpy().tobytes()))).permute(2, 0, 1)
 
 
-def decodes_jpeg(device: torch.device, notify: Callable[[str], None]) -> bool:
-    """Can torchvision decode on this device? If not, it is said."""
+def undecodable(device: Device) -> str:
+    """Why torchvision cannot decode JPEGs on this device; empty if it can."""
     from PIL import Image
 
-    raw = io.BytesIO()
+    raw, device = io.BytesIO(), torch.device(device)
     Image.new("RGB", (16, 16)).save(raw, "JPEG")
     try:
         import torchvision.io  # noqa: F401 (brings the operators)
@@ -235,10 +236,8 @@ def decodes_jpeg(device: torch.device, notify: Callable[[str], None]) -> bool:
             raise RuntimeError(f"the device is {device.type}")
         torch.ops.image.decode_jpegs_cuda([torch.frombuffer(bytearray(raw.getvalue()), dtype=torch.uint8)], RGB, device)
     except (RuntimeError, AttributeError, ImportError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        notify(f"JPEGs are decoded on the CPU: no decoder on the GPU ({reason})")
-        return False
-    return True
+        return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return ""
 
 
 # -- a batch --------------------------------------------------------------------------------------------------------
