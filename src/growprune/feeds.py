@@ -161,6 +161,11 @@ class FromFiles:
             self.y.copy_(y, non_blocking=True)
         self.next = step + 1
 
+    def rest(self) -> None:
+        """Let the workers go; the next step that is prepared begins anew."""
+        self.next, self.batches = -1, iter(())
+        self.source.close()
+
     def __call__(self, count: Tensor) -> tuple[Tensor, Tensor]:
         assert self.x is not None
         assert self.y is not None
