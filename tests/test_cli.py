@@ -32,6 +32,7 @@ from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
 from growprune.feeds import FromFiles, Images
+from growprune.streaming import undecodable
 
 COMMANDS = ["demo", "train", "prune", "resume", "eval", "measure", "bench"]
 HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "safetensors", "pydantic", "rich.table", "rich.console"}
@@ -669,6 +670,21 @@ def test_bench_says_whether_a_folder_keeps_the_step_fed(tmp_path: Path, monkeypa
     assert min(rates.values()) > 0
     for which in ("loader", "fed"):
         assert rates[f"{which}_share"] == pytest.approx(rates[which] / rates["step"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_bench_tries_both_decoders_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growprune.bench.SECONDS", 0.1)
+    write_pictures(tmp_path, 5)
+    code, out, _ = growprune_says(
+        "bench", "--images", tmp_path, "--model", "test_cli:wide", "--device", "cuda", "--batch", 2, "--steps", 3,
+        "--workers", 1, "--compile", "off", "--json",
+    )  # fmt: skip
+    assert code == 0
+    found = document(out)["fed"]["test_cli:wide"]
+    assert found.keys() - {"workers", "choice"} == ({"cpu"} if undecodable("cuda") else {"cpu", "gpu"})
+    assert all(rate > 0 for decode in ("cpu", "gpu") for rate in found.get(decode, {}).values())
 
 
 def wide(num_classes: int = 2) -> nn.Module:
