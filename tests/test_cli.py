@@ -27,9 +27,12 @@ import typer
 from torch import nn
 
 import growprune
-from growprune import cli, data
+from growprune import bench, cli, data
 from growprune import config as configs
 from growprune.demo import DemoConfig
+from growprune.distributed import World
+from growprune.feeds import FromFiles, Images
+from growprune.streaming import undecodable
 
 COMMANDS = ["demo", "train", "prune", "resume", "eval", "measure", "bench"]
 HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "safetensors", "pydantic", "rich.table", "rich.console"}
@@ -212,6 +215,8 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("demo --out FILE", "FILE: File exists; name another folder with --out"),
         ("demo --out FILE/below", "FILE/below: Not a directory; name another folder with --out"),
         ("demo --out .", ".: not empty, and not a run's folder; name another folder with --out"),
+        ("train --data digits --device cpu --decode gpu", "--decode gpu: needs a CUDA device; give cpu or auto"),
+        ("train --decode nvjpeg", "--decode: 'nvjpeg' is not auto, cpu or gpu"),
         ("bench --model ,", "--model: no network is named"),
         ("bench --model vgg91", "did you mean 'vgg19'?"),
         ("bench --compile yes", "--compile: 'yes' is not auto, on or off"),
@@ -448,18 +453,39 @@ def test_eval_of_a_run_that_is_not_finished_says_how_to_finish_it(place: Path, t
     assert growprune_says("eval", tmp_path) == (2, "", said)
 
 
-def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
+def write_pictures(root: Path, each: int) -> None:
+    """Of two classes, of several sizes: they are streamed."""
     image = pytest.importorskip("PIL.Image")
     for part in ("train", "test"):
         for kind in ("a", "b"):
-            (tmp_path / part / kind).mkdir(parents=True)
-            for number in range(2):
-                image.new("RGB", (70 + number, 80), (99 * number, 0, 0)).save(tmp_path / part / kind / f"{number}.png")
+            (root / part / kind).mkdir(parents=True)
+            for number in range(each):
+                image.new("RGB", (70 + number, 80), (99 * number, 0, 0)).save(root / part / kind / f"{number}.png")
+
+
+def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 2)
     torch.save(large().state_dict(), tmp_path / "weights.pth")
     code, out, err = growprune_says(
         "eval", "--model", "test_cli:large", "--data", tmp_path, "--weights", tmp_path / "weights.pth",
         "--device", "cpu", "--threads", 1, "--resolution", 64, "--workers", 0, "--json",
     )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert document(out)["images"] == 4
+
+
+def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
+    """What a run chose stands in its result: the two decoders do not give quite the same images."""
+    write_pictures(tmp_path, 2)
+    run = tmp_path / "run"
+    run.mkdir()
+    config = configs.Train(model="test_cli:large", data=str(tmp_path), threads=1, resolution=64)
+    (run / "config.json").write_text(json.dumps(config.to_json()))
+    safetensors.torch.save_file(large().state_dict(), run / "model.safetensors")
+    assert cli.as_run(run)["decode"] == "auto"
+    (run / "result.json").write_text(json.dumps({"choices": {"images": {"decode": "gpu", "cpu": 1.0, "gpu": 2.0}}}))
+    assert cli.as_run(run)["decode"] == "gpu"
+    code, out, err = growprune_says("eval", run, "--device", "cpu", "--workers", 0, "--json")
     assert (code, err) == (0, "")
     assert document(out)["images"] == 4
 
@@ -617,14 +643,111 @@ def test_the_table_of_a_bench_on_a_gpu_fits_80_columns(monkeypatch: pytest.Monke
         "data": "cifar10", "batch": 256, "steps": 200,
     }  # fmt: skip
     monkeypatch.setattr("growprune.bench.bench", lambda asked: result)
-    monkeypatch.setattr("growprune.bench.loader", lambda *_: {"cpu": 4321.0, "gpu": 8765.0, "workers": 16})
-    code, out, _ = growprune_says("bench", "--images", "here", "--device", "cpu")
+    code, out, _ = growprune_says("bench", "--device", "cpu")
     assert code == 0
     readable(out)
     assert re.search(r"(?m)^ 4 at once, each +3.40 ms +3.40 ms $", out)
     assert re.search(r"(?m)^ the penalty's share +too little to measure +1.2 % $", out)
-    assert "Large images: 4,321 a second, 16 workers, decoded on the CPU\n" in out
-    assert out.endswith("Large images: 8,765 a second, 16 workers, decoded on the GPU\n")
+
+
+def test_bench_says_whether_a_folder_keeps_the_step_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step without loading, the loader without a step, and both; nothing of CIFAR."""
+    monkeypatch.setattr("growprune.jobs.cores", lambda: 1)
+    monkeypatch.setattr("growprune.bench.SECONDS", 0.1)
+    monkeypatch.setattr(data, "cifar", lambda *_: pytest.fail("CIFAR is not asked for"))
+    write_pictures(tmp_path, 5)
+    code, out, err = growprune_says(
+        "bench", "--images", tmp_path, "--model", "test_cli:wide", "--device", "cpu", "--batch", 2, "--steps", 2,
+        "--workers", 1, "--json",
+    )  # fmt: skip
+    assert (code, err) == (0, "test_cli:wide: the step alone, the loader alone, and both; JPEGs on the CPU\n")
+    result = document(out)
+    assert "models" not in result
+    assert (result["data"], result["batch"], result["steps"]) == (str(tmp_path), 2, 2)
+    [(name, found)] = result["fed"].items()
+    assert (name, found["workers"], found.keys()) == ("test_cli:wide", 1, {"cpu", "workers", "choice"})
+    rates = found["cpu"]
+    assert min(rates.values()) > 0
+    for which in ("loader", "fed"):
+        assert rates[f"{which}_share"] == pytest.approx(rates[which] / rates["step"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_bench_tries_both_decoders_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("growprune.bench.SECONDS", 0.1)
+    write_pictures(tmp_path, 5)
+    code, out, _ = growprune_says(
+        "bench", "--images", tmp_path, "--model", "test_cli:wide", "--device", "cuda", "--batch", 2, "--steps", 3,
+        "--workers", 1, "--compile", "off", "--json",
+    )  # fmt: skip
+    assert code == 0
+    found = document(out)["fed"]["test_cli:wide"]
+    assert found.keys() - {"workers", "choice"} == ({"cpu"} if undecodable("cuda") else {"cpu", "gpu"})
+    assert all(rate > 0 for decode in ("cpu", "gpu") for rate in found.get(decode, {}).values())
+
+
+def wide(num_classes: int = 2) -> nn.Module:
+    """With a layer that can be pruned."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.ReLU(), nn.Conv2d(4, 4, 3), *list(large(num_classes))[1:])
+
+
+def test_bench_holds_the_batch_while_the_step_is_alone(tmp_path: Path) -> None:
+    """No file is read then; afterwards the batches come again from where they are asked for."""
+    write_pictures(tmp_path, 4)
+    config = configs.Train(data=str(tmp_path), batch=2, workers=1, resolution=16)
+    feed = Images(config, "cpu", World()).feed(2, 0)
+    assert isinstance(feed, FromFiles)
+    fresh = FromFiles(feed.source, 0, 0, World(), "cpu")
+    feed.prepare(0)
+    with bench.held(feed):
+        assert feed.source._workers._all == []
+        for number in range(3):
+            feed.prepare(number)
+        assert feed.source._workers._all == []
+    for number in (0, 1, 2, 5):
+        feed.prepare(number)
+        fresh.prepare(number)
+        for here, there in zip(feed(torch.zeros(1)), fresh(torch.zeros(1)), strict=True):
+            assert torch.equal(here, there)
+    feed.rest()
+
+
+def test_bench_of_small_images_has_nothing_to_load(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for part in ("train", "test"):
+        for kind in ("a", "b"):
+            (tmp_path / part / kind).mkdir(parents=True)
+            image.new("RGB", (32, 32)).save(tmp_path / part / kind / "0.png")
+    code, out, err = growprune_says(
+        "bench", "--images", tmp_path, "--model", "test_cli:wide", "--device", "cpu", "--batch", 2
+    )
+    assert (code, out) == (2, "")
+    said = f"growprune: --images: those of {tmp_path} are small and kept in memory; nothing is loaded\n"
+    assert err == said
+
+
+def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    rates = {"step": 2500.0, "loader": 5000.0, "loader_share": 2.0, "fed": 2475.0, "fed_share": 0.99}
+    slower = {**rates, "fed": 1250.0, "fed_share": 0.5}
+    result = {
+        "fed": {"torchvision:resnet50": {"cpu": rates, "gpu": slower, "workers": 16, "choice": "bf16"}},
+        "environment": {"device_name": "NVIDIA H200", "torch": "2.9.1+cu130", "device": "cuda"},
+        "data": "here", "batch": 64, "steps": 200,
+    }  # fmt: skip
+    monkeypatch.setattr("growprune.bench.fed", lambda bench: asked.append(bench) or result)
+    code, out, _ = growprune_says("bench", "--images", "here", "--device", "cpu")
+    assert code == 0
+    assert (asked[0].models, asked[0].batch, asked[0].data) == (["torchvision:resnet50"], 64, "here")
+    readable(out)
+    assert re.search(r"(?m)^NVIDIA H200, torch 2.9.1\+cu130, workers: 16, batch 64, 200 steps", out)
+    assert re.search(r"(?m)^ images a second +JPEGs on the CPU +JPEGs on the GPU $", out)
+    assert re.search(r"(?m)^ the step, nothing loaded +2,500 +2,500 $", out)
+    assert re.search(r"(?m)^ the loader alone +5,000 +5,000 $", out)
+    assert re.search(r"(?m)^   of the step's rate +200 % +200 % $", out)
+    assert re.search(r"(?m)^ the step, fed by the loader +2,475 +1,250 $", out)
+    assert re.search(r"(?m)^   of the step's rate +99 % +50 % $", out)
 
 
 @pytest.mark.parametrize(("device", "compiled"), [("cpu", "off"), ("cuda", "on")])

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 import growprune as gp
 from growprune import convolutions
 from growprune import step as steps
+from growprune.config import Train
 from growprune.data import Dataset, Normal, Resident, load
 from growprune.distributed import World
-from growprune.feeds import FromFiles, FromMemory
+from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.reading import Part
 from growprune.step import Choice, NonFiniteError, Step, choose, determinism, mixed, put
 from growprune.streaming import Streamed
@@ -722,19 +723,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("a", "b"):
             (root / split / name).mkdir(parents=True)
             for i in range(count):
-                Image.fromarray(chance.integers(0, 256, (20, 24, 3), np.uint8)).save(root / split / name / f"{i}.png")
+                picture = chance.integers(0, 256, (20, 24 + i, 3), np.uint8)  # of several sizes: to be streamed
+                Image.fromarray(picture).save(root / split / name / f"{i}.png")
     return root
 
 
-@pytest.mark.parametrize("kind", ["files", "memory"])
+@pytest.mark.parametrize("kind", ["files", "workers", "memory"])
 def test_a_feed_goes_on_where_another_stopped(folder: Path, kind: str) -> None:
     """At the end of an epoch and in the middle of one, prepared once or twice: the batches of the uninterrupted one."""
 
     def feed() -> FromFiles | FromMemory:
         if kind == "memory":
             return FromMemory(Resident(dataset(), "cpu", 12), 5, 2, World(), "cpu")
-        streamed = Streamed(load(str(folder), stream=True), "cpu", batch=4, workers=0, resolution=16)
         return FromFiles(streamed, 5, 2, World(), "cpu")
+
+    streamed = Streamed(load(str(folder), stream=True), "cpu", batch=4, workers=2 * (kind == "workers"), resolution=16)
 
     def batches(first: int, twice: bool = False) -> list[tuple[Tensor, Tensor]]:
         source, found = feed(), []
@@ -753,6 +756,37 @@ def test_a_feed_goes_on_where_another_stopped(folder: Path, kind: str) -> None:
         for (x, y), (u, v) in zip(batches(first, twice=first % 2 == 0), whole[first:], strict=True):
             assert torch.equal(x, u)
             assert torch.equal(y, v)
+    streamed.close()
+
+
+def test_a_feed_of_files_is_one_pass(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the epochs, and when a step is prepared again: else the workers would read in vain, or stand idle."""
+    streamed, begun = Streamed(load(str(folder), stream=True), "cpu", batch=4, workers=0, resolution=16), []
+    epochs = streamed.epochs
+    monkeypatch.setattr(streamed, "epochs", lambda *which: begun.append(which) or epochs(*which))
+    feed = FromFiles(streamed, 5, 2, World(), "cpu")
+    for number in (4, 4, 5, 6, 6, 7, 8, 9):
+        feed.prepare(number)
+    assert begun == [(5, 2, 4, 0, 1)]
+    feed.prepare(4)
+    assert len(begun) == 2
+
+
+def test_stages_and_samples_share_the_workers(folder: Path) -> None:
+    """Pruning and fine-tuning may have batches of different sizes, and samples another."""
+    images = Images(Train(data=str(folder), batch=4, workers=1, resolution=16), "cpu", World())
+    first, other = images.source(4), images.source(2)
+    assert isinstance(first, Streamed)
+    assert isinstance(other, Streamed)
+    feed = images.feed(2, 1)
+    feed.prepare(0)
+    processes = list(first._workers._all)
+    assert len(processes) == 1
+    assert len(list(images.sample(5, count=2))) == 2
+    assert len(list(images.tested(1000))) == 1
+    feed.prepare(1)
+    assert other._workers._all == processes
+    first.close()
 
 
 def test_a_feed_of_files_gives_its_batches_in_one_place(folder: Path) -> None:

@@ -2,6 +2,9 @@
 
 Every figure is of real jobs as `growprune prune` makes them: GReg-1 at ratio 0.5 with the paper's settings, images and
 augmentation included, testing and saving left out. On a GPU the step is captured and chosen by trial first.
+
+`bench` is about the step of small images, which lie on the device; `fed` asks of a folder of large ones whether they
+come as fast as the step takes them.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +24,16 @@ from growprune import models, storage
 from growprune.config import Prune
 from growprune.distributed import World
 from growprune.errors import GrowpruneError
-from growprune.feeds import Images
+from growprune.feeds import FromFiles, Images
 from growprune.jobs import surroundings, usable
 from growprune.outcome import environment
 from growprune.report.progress import Progress
 from growprune.step import Step
+from growprune.streaming import Decode, undecodable
 from growprune.train import Job
+
+SECONDS = 3.0
+"""How long the loader alone is measured."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +48,24 @@ class Bench:
     parallel: int
     steps: int
     compile: str
+    workers: int = -1
     say: Callable[[str], None] = lambda line: None
 
 
 def bench(asked: Bench) -> dict[str, Any]:
-    """The figures, by model."""
+    """What a step takes, by model."""
+    return measured(asked, "models", figures)
+
+
+def fed(asked: Bench) -> dict[str, Any]:
+    """Whether a folder's large images keep the step fed, by model."""
+    return measured(asked, "fed", feeding)
+
+
+def measured(asked: Bench, what: str, figures: Callable[[Bench, Prune], dict[str, Any]]) -> dict[str, Any]:
     device = usable(asked.device)
     asked = replace(asked, device=device, steps=asked.steps or (200 if device.startswith("cuda") else 3))
-    result: dict[str, Any] = {"models": {}}
+    result: dict[str, Any] = {what: {}}
     with tempfile.TemporaryDirectory() as scratch:
         for name in asked.models:
             weights = Path(scratch) / "model.safetensors"
@@ -55,8 +73,7 @@ def bench(asked: Bench) -> dict[str, Any]:
             with surroundings(config):
                 images = Images(config, device, World())
                 storage.save(models.fresh(name, images.classes), weights)
-                asked.say(f"{name}: alone, with the penalty and without")
-                result["models"][name] = figures(asked, config)
+                result[what][name] = figures(asked, config)
     result["environment"] = environment(device, 1)
     result |= {"data": asked.data, "batch": asked.batch, "steps": asked.steps}
     return result
@@ -65,12 +82,14 @@ def bench(asked: Bench) -> dict[str, Any]:
 def plan(asked: Bench, name: str, weights: Path) -> Prune:
     return Prune(
         model=name, data=asked.data, data_dir=asked.data_dir, weights=str(weights), ratios="0.5", device=asked.device,
-        batch=asked.batch, prune_batch=asked.batch, compile=asked.compile,  # type: ignore[arg-type]
+        batch=asked.batch, prune_batch=asked.batch, workers=asked.workers,
+        compile=asked.compile,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
 def figures(asked: Bench, config: Prune) -> dict[str, Any]:
     """One model: alone, beside others, and after pruning."""
+    asked.say(f"{config.model}: alone, with the penalty and without")
     job = Job(config, None, asked.device, progress=said(asked))
     step = job.enter(job.stages[0], None)
     plain = Job(config, None, asked.device, progress=said(asked))
@@ -135,37 +154,73 @@ def pruned(asked: Bench, config: Prune) -> dict[str, Any]:
     return {"ms": min(timed([step], asked) for _ in range(3)), "choice": str(step.choice)}
 
 
-def timed(steps: Sequence[Step], asked: Bench, streams: Sequence[Any] = (None,)) -> float:
+def timed(steps: Sequence[Step], asked: Bench, streams: Sequence[Any] = (None,), warm_up: int | None = None) -> float:
     """Milliseconds a model's step, all of them advancing in turn."""
     cuda = asked.device.startswith("cuda")
-    for number in range(2 if cuda else 0):
+    first = (2 if cuda else 0) if warm_up is None else warm_up
+    start = 0.0
+    for number in range(first + asked.steps):
+        if number == first:
+            start = now(cuda)
         for step, stream in zip(steps, streams, strict=True):
             with torch.cuda.stream(stream):
                 step(number)
+    return (now(cuda) - start) / asked.steps / len(steps) * 1e3
+
+
+def now(cuda: bool) -> float:
     if cuda:
         torch.cuda.synchronize()
-    start = time.perf_counter()
-    for number in range(asked.steps):
-        for step, stream in zip(steps, streams, strict=True):
-            with torch.cuda.stream(stream):
-                step(number)
-    if cuda:
-        torch.cuda.synchronize()
-    return (time.perf_counter() - start) / asked.steps / len(steps) * 1e3
+    return time.perf_counter()
 
 
-def loader(folder: str, workers: int, device: str, batch: int = 64) -> dict[str, Any]:
-    """Images a second that come from a folder of large images, decoded on the CPU's cores and on the GPU."""
-    from growprune import data
-    from growprune.streaming import Streamed
+# -- large images ----------------------------------------------------------------------------------------------------
 
-    dataset = data.load(folder, stream=True)
+
+def feeding(asked: Bench, config: Prune) -> dict[str, Any]:
+    """One model: how it is fed by each decoder that there is here."""
     found: dict[str, Any] = {}
-    for decode in ("cpu", "gpu") if device.startswith("cuda") else ("cpu",):
-        source = Streamed(dataset, device, batch, None if workers < 0 else workers, decode=decode)
-        found[decode] = source.images_per_second()
-        found["workers"] = source.workers
-        source.close()
-    if not found:
-        raise GrowpruneError(f"{folder}: nothing to measure")
+    choices: dict[str, Any] = {}
+    for decode in decoders(asked):
+        job = Job(replace(config, decode=decode), None, asked.device, progress=said(asked))
+        if job.images.test is not None:
+            raise GrowpruneError(f"--images: those of {asked.data} are small and kept in memory; nothing is loaded")
+        job.choices = choices  # the second takes its step as the first chose it
+        asked.say(f"{config.model}: the step alone, the loader alone, and both; JPEGs on the {decode.upper()}")
+        step = job.enter(job.stages[0], None)
+        assert isinstance(step.feed, FromFiles)
+        found[decode] = rates(asked, step, step.feed)
+        found |= {"workers": step.feed.source.workers, "choice": str(step.choice)}
     return found
+
+
+def decoders(asked: Bench) -> list[Decode]:
+    if not asked.device.startswith("cuda"):
+        return ["cpu"]
+    if why := undecodable(asked.device):
+        asked.say(f"JPEGs cannot be decoded on the GPU ({why})")
+    return ["cpu"] if why else ["cpu", "gpu"]
+
+
+def rates(asked: Bench, step: Step, feed: FromFiles) -> dict[str, float]:
+    """Images a second: of the step on a batch that stays where it is, of the loader, and of the step that it feeds."""
+    with held(feed):
+        alone = asked.batch / timed([step], asked, warm_up=2) * 1e3
+    loader = feed.source.images_per_second(SECONDS)
+    ahead = 2 * feed.source.workers + 2  # batches that are read before the first is used would flatter a slow loader
+    both = asked.batch / timed([step], asked, warm_up=ahead) * 1e3
+    feed.rest()
+    return {
+        "step": alone, "loader": loader, "fed": both, "loader_share": loader / alone, "fed_share": both / alone
+    }  # fmt: skip
+
+
+@contextmanager
+def held(feed: FromFiles) -> Iterator[None]:
+    """No batch is read: the step takes the one that is on the device again and again."""
+    feed.rest()
+    feed.prepare = lambda step: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del feed.prepare

@@ -237,12 +237,14 @@ def evaluate(
 
 def as_run(run: Path) -> Given:
     """What `eval` needs to know of a run, so that it finds the very accuracy that the run found."""
-    from growprune.run import read_config
+    from growprune.run import RESULT, read_config, read_json
 
     found = read_config(run)
+    result = read_json(run / RESULT) if (run / RESULT).is_file() else {}
+    found |= {key: value for key, value in (result.get("choices") or {}).get("images", {}).items() if key == "decode"}
     if found.get("command") == "demo":
         found = {"model": "growprune.demo:network", "data": "digits", "threads": 1, "device": found.get("device")}
-    kept = {"model", "data", "data_dir", "normalize", "resolution", "threads"}
+    kept = {"model", "data", "data_dir", "normalize", "resolution", "threads", "decode"}
     kept |= {"device"} if found.get("device") == "cpu" else set()  # a GPU may not be here
     return {"weights": str(run), **{name: found[name] for name in kept if name in found}}
 
@@ -268,9 +270,11 @@ def bench(given: Given, *, as_json: Json = False) -> None:
     """What a training step takes on this machine.
 
     The step of `growprune prune` with GReg-1: alone, with and without its penalty, several at once, and after pruning.
+    With --images: what it takes on a batch that is there, what the loader brings, and both together.
     """
     asked = configs.Bench(**given)
-    names = list(dict.fromkeys(name.strip() for name in asked.model.split(",") if name.strip()))
+    model, batch = ("resnet56,vgg19", 256) if asked.images is None else ("torchvision:resnet50", 64)
+    names = list(dict.fromkeys(name.strip() for name in (asked.model or model).split(",") if name.strip()))
     if not names:
         raise GrowpruneError("--model: no network is named")
     from growprune import bench as benches
@@ -282,12 +286,11 @@ def bench(given: Given, *, as_json: Json = False) -> None:
         models.known(name)
     device = usable(asked.device)
     compiled = ("on" if device.startswith("cuda") else "off") if asked.compile == "auto" else asked.compile
-    result = benches.bench(
-        benches.Bench(names, asked.data, asked.data_dir, device, asked.batch, asked.parallel, asked.steps, compiled,
-                      lambda line: print(line, file=sys.stderr))
+    figures = benches.bench if asked.images is None else benches.fed
+    result = figures(
+        benches.Bench(names, asked.images or asked.data, asked.data_dir, device, asked.batch or batch, asked.parallel,
+                      asked.steps, compiled, asked.workers, lambda line: print(line, file=sys.stderr))
     )  # fmt: skip
-    if asked.images is not None:
-        result["loader"] = benches.loader(asked.images, asked.workers, result["environment"]["device"])
     show(result, bench_table, as_json)
 
 

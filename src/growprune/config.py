@@ -45,6 +45,7 @@ class Config(Options):
     normalize: Literal["own", "imagenet"] = option("own", "Whose mean and deviation the images are scaled by", NET)
     resolution: int = option(224, "Side of the square that larger images are cropped to.", NET, min=8)
     workers: int = option(-1, "Processes that read larger images; -1: one a core.", SPEED, min=-1, max=1024)
+    decode: Literal["auto", "cpu", "gpu"] = option("auto", "What decodes larger JPEGs (auto is the faster)", SPEED)
     precision: Literal["auto", "bf16", "fp32"] = option("auto", "Of the training step (auto is the faster)", SPEED)
     layout: Literal["auto", "channels_last", "contiguous"] = option("auto", "Of images and weights in memory", SPEED)
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)", SPEED)
@@ -198,15 +199,19 @@ class Measure(Options):
 class Bench(Options):
     """`growprune bench`."""
 
-    model: str = option("resnet56,vgg19", "Networks to measure, with commas between.", metavar="NAMES")
+    model: str | None = option(
+        None, "Networks, with commas between. [resnet56,vgg19; with --images torchvision:resnet50]", metavar="NAMES"
+    )
     data: str = option("cifar10", SETS, metavar="NAME")
     data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.", metavar="FOLDER")
     device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")
-    batch: int = option(256, "Images a step.", min=1)
+    batch: int | None = option(None, "Images a step. [256; with --images 64]", min=1)
     parallel: int = option(4, "Runs at once, on a GPU.", min=1)
     steps: int = option(0, "Steps a measurement; 0: as many as are needed here.", min=0)
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is on with a GPU, else off)")
-    images: str | None = option(None, "Also measure how fast this folder of large images is read.", metavar="FOLDER")
+    images: str | None = option(
+        None, "Instead: how far this folder of large images keeps a step fed.", metavar="FOLDER"
+    )
     workers: int = option(-1, "Processes that read them; -1: one a core.", min=-1, max=1024)
 
 

@@ -9,12 +9,14 @@ every version of torch, wherever a run is taken up again. Large images are a `Fo
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -215,16 +217,30 @@ def shuffled(key: int, count: int) -> Tensor:
 # -- on the device ---------------------------------------------------------------------------------------------------
 
 
-class Resident:
+class Source:
+    """A set's training images in batches of one size; an epoch's last, incomplete one is left out."""
+
+    def __init__(self, dataset: Dataset, batch: int) -> None:
+        images = len(dataset.train)
+        if not 0 < batch <= images:
+            raise GrowpruneError(f"{dataset.name}: no batch of {batch} from {images} images; give a smaller one")
+        self.dataset, self.batch, self.steps = dataset, batch, images // batch
+
+    def sized(self, batch: int) -> Self:
+        """The same in batches of another size. Images on the device, or the processes that read them, are shared."""
+        other = copy.copy(self)
+        Source.__init__(other, self.dataset, batch)
+        return other
+
+
+class Resident(Source):
     """A training part on the device, padded once; batches are made there, without the host."""
 
     def __init__(self, dataset: Dataset, device: torch.device | str, batch: int) -> None:
         if isinstance(dataset.train, Folder):
             raise GrowpruneError(f"{dataset.name}: its images are files to be streamed; load it with stream=False")
+        super().__init__(dataset, batch)
         count, height, width, self.channels = dataset.train.x.shape
-        if not 0 < batch <= count:
-            raise GrowpruneError(f"{dataset.name}: no batch of {batch} from {count} images; give a smaller one")
-        self.batch, self.steps = batch, count // batch
         self.size = height, width
         self._count, self._pad, self._flip = count, dataset.pad, dataset.flip
         self.normalized = Normal(dataset, device)

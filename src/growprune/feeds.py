@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from growprune import data
+from growprune import data, distributed
 from growprune.config import Config
 from growprune.data import Dataset, Normal, Resident
 from growprune.distributed import World, first_here
+from growprune.errors import GrowpruneError
 from growprune.reading import Part
-from growprune.streaming import Streamed
+from growprune.streaming import Decode, Streamed, undecodable
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ESTIMATION, BATCHES = 9, 10
 """Stage number and count of the batches that batch norm's statistics are estimated from, and criteria measured on."""
+LARGE = 250
+"""Large images at most in a batch that is tested: every worker holds some of these."""
+TRIAL = 2.0
+"""Seconds that each decoder is tried."""
 
 
 class Images:
     """One image set on one device."""
 
     def __init__(self, config: Config, device: str, world: World) -> None:
+        if config.decode == "gpu" and not device.startswith("cuda"):
+            raise GrowpruneError("--decode gpu: needs a CUDA device; give cpu or auto")
         with first_here(world):
             found = data.load(config.data, config.data_dir, resolution=config.resolution)
         if config.normalize == "imagenet" and len(found.mean) == 3:
@@ -36,19 +44,44 @@ class Images:
         self.shape = found.shape(config.resolution)
         self.classes = len(found.classes)
         self.sizes = {"train": len(found.train), "test": len(found.test)}
-        self._sources: dict[int, Resident | Streamed] = {}
+        self.decode: Decode = "gpu" if config.decode == "gpu" else "cpu"
+        self._source: Resident | Streamed | None = None
+
+    def decide(self, choices: dict[str, Any], say: Callable[[str], None]) -> None:
+        """What decodes JPEGs, if that is left to us: as it was chosen before, else the faster here. `choices` keeps it,
+        for a run must not change over: the two do not give the same bits. Where bits count, no clock decides: the CPU.
+        """
+        config, cuda = self.config, self.device.startswith("cuda")
+        if self.test is None and config.decode == "auto" and cuda and not config.deterministic:
+            if "images" not in choices:
+                choices["images"] = distributed.from_first(self.world, self.tried(say))
+            self.decode = choices["images"]["decode"]
+
+    def tried(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """The faster decoder, and how many images a second come from either when nothing is done with them."""
+        if why := undecodable(self.device):
+            say(f"JPEGs are decoded on the CPU, as they cannot be on the GPU ({why})")
+            return {"decode": "cpu"}
+        found: dict[str, float] = {}
+        for decode in ("cpu", "gpu"):
+            source = self.streamed(self.config.batch // self.world.size, decode)
+            found[decode] = source.images_per_second(TRIAL)
+            source.close()
+        best = max(found, key=lambda decode: found[decode])
+        pace = f"{found['cpu']:,.0f} images a second on the CPU, {found['gpu']:,.0f} on the GPU"
+        say(f"JPEGs are decoded on the {best.upper()}: {pace}")
+        return {"decode": best, **found}
+
+    def streamed(self, batch: int, decode: Decode) -> Streamed:
+        workers = None if self.config.workers < 0 else self.config.workers
+        return Streamed(self.dataset, self.device, batch, workers, self.config.resolution, decode)
 
     def source(self, batch: int) -> Resident | Streamed:
-        """The training images in batches of so many; kept, as they may fill much of the device's memory."""
-        if batch not in self._sources:
-            self._sources.clear()
-            workers = None if self.config.workers < 0 else self.config.workers
-            self._sources[batch] = (
-                Streamed(self.dataset, self.device, batch, workers, self.config.resolution)
-                if self.test is None
-                else Resident(self.dataset, self.device, batch)
-            )
-        return self._sources[batch]
+        """The training images in batches of so many: all sizes share one copy on the device, or the same workers."""
+        if self._source is None:
+            here = self.test is not None
+            self._source = Resident(self.dataset, self.device, batch) if here else self.streamed(batch, self.decode)
+        return self._source.sized(batch)
 
     def feed(self, batch: int, stage: int) -> FromMemory | FromFiles:
         source = self.source(batch)
@@ -64,7 +97,7 @@ class Images:
         else:
             source = self.source(self.config.batch)
             assert isinstance(source, Streamed)
-            chosen = source.test(size, self.world.rank, self.world.size)
+            chosen = source.test(min(size, LARGE), self.world.rank, self.world.size)
         for x, y in chosen:
             yield self.normal(x), y
 
@@ -75,7 +108,7 @@ class Images:
             plan = source.plan(self.config.seed, ESTIMATION, 0)[:count].to(self.device)
             found: Iterator[tuple[Tensor, Tensor]] = (source.batch_of(rows) for rows in plan)
         else:
-            found = islice(source.epoch(self.config.seed, ESTIMATION, 0), count)
+            found = source.epoch(self.config.seed, ESTIMATION, 0, stop=count)
         for x, y in found:
             yield self.normal(x), y
 
@@ -110,17 +143,16 @@ class FromFiles:
     def __init__(self, source: Streamed, seed: int, stage: int, world: World, device: str) -> None:
         self.source, self.seed, self.stage, self.world = source, seed, stage, world
         self.epoch_steps, self.normalized = source.steps, source.normalized
-        self.next = -1
+        self.next = -1  # the step that the next batch is for
         self.batches: Iterator[tuple[Tensor, Tensor]] = iter(())
         self.x: Tensor | None = None
         self.y: Tensor | None = None
-        self.prepare(0)
-        self.next = -1  # that first batch was only for its shape
 
     def prepare(self, step: int) -> None:
-        epoch, start = divmod(step, self.epoch_steps)
-        if step != self.next or start == 0:
-            self.batches = self.source.epoch(self.seed, self.stage, epoch, start, self.world.rank, self.world.size)
+        if step == self.next - 1:
+            return  # its batch is here
+        if step != self.next:
+            self.batches = self.source.epochs(self.seed, self.stage, step, self.world.rank, self.world.size)
         x, y = next(self.batches)
         if self.x is None or self.y is None:
             self.x, self.y = x.clone(), y.clone()
@@ -128,6 +160,11 @@ class FromFiles:
             self.x.copy_(x, non_blocking=True)
             self.y.copy_(y, non_blocking=True)
         self.next = step + 1
+
+    def rest(self) -> None:
+        """Let the workers go; the next step that is prepared begins anew."""
+        self.next, self.batches = -1, iter(())
+        self.source.close()
 
     def __call__(self, count: Tensor) -> tuple[Tensor, Tensor]:
         assert self.x is not None

@@ -252,8 +252,9 @@ def usable(name: str) -> str:
 def tested(config: Config) -> dict[str, Any]:
     """`growprune eval`: what trained weights give on the test images."""
     device = usable(config.device)
-    with surroundings(replace(config, device=device)):
-        job = Job(replace(config, device=device), None, device)
+    config = replace(config, device=device, decode=config.decode if device.startswith("cuda") else "cpu")
+    with surroundings(config):
+        job = Job(config, None, device)
         cost = measure(job.net, job.images.example())
         return {
             "model": config.model,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -20,21 +19,22 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from growprune.data import Dataset, Normal, drawn, key_of, shuffled
+from growprune.data import Dataset, Normal, Source, drawn, key_of, shuffled
 from growprune.errors import GrowpruneError
 from growprune.reading import Folder, cores, picture, unreadable
 from growprune.workers import Batch, Sample, Workers
 
 Device = torch.device | str
+Decode = Literal["cpu", "gpu"]
 T = TypeVar("T")
 RGB = 3  # torchvision.io.ImageReadMode.RGB.value
 
 
-class Streamed:
+class Streamed(Source):
     """A set of class folders, as batches of uint8 images on the device (B x 3 x R x R, channels last in memory).
 
     `workers`: processes that decode; by default one for each core this process may use, 16 at most; 0: none.
-    `decode="gpu"`: JPEGs are decoded and cropped on a CUDA device, where torchvision can; `notify` hears if it cannot.
+    `decode="gpu"`: JPEGs are decoded and cropped on a CUDA device, by nvJPEG, whose pixels are not quite the CPU's.
     A script that uses workers needs the usual `if __name__ == "__main__":`, as they start from a clean process.
     """
 
@@ -45,43 +45,56 @@ class Streamed:
         batch: int,
         workers: int | None = None,
         resolution: int = 224,
-        decode: Literal["cpu", "gpu"] = "cpu",
-        notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+        decode: Decode = "cpu",
     ) -> None:
         if not isinstance(dataset.train, Folder) or not isinstance(dataset.test, Folder):
             raise GrowpruneError(f"{dataset.name}: its images are in memory; load it with stream=True to stream them")
-        images = len(dataset.train)
-        if not 0 < batch <= images:
-            raise GrowpruneError(f"{dataset.name}: no batch of {batch} from {images} images; give a smaller one")
+        super().__init__(dataset, batch)
         if workers is not None and workers < 0:
             raise GrowpruneError(f"workers: {workers} is less than 0")
+        if decode == "gpu" and (why := undecodable(device)):
+            raise GrowpruneError(f"--decode gpu: JPEGs cannot be decoded there ({why}); give cpu or auto")
         self._train, self._test = dataset.train, dataset.test
-        self.device, self.batch, self.steps = torch.device(device), batch, images // batch
+        self.device = torch.device(device)
         self.workers = default_workers() if workers is None else workers
         self.normalized = Normal(dataset, device)
         self._view = View(resolution, dataset.flip)
-        self._gpu = decode == "gpu" and decodes_jpeg(self.device, notify)
+        self._gpu = decode == "gpu"
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._workers = Workers(Reader(None if self._gpu else self._view), self.workers)
 
     def epoch(
-        self, seed: int, stage: int, epoch: int, start: int = 0, rank: int = 0, world: int = 1
+        self, seed: int, stage: int, epoch: int, start: int = 0, rank: int = 0, world: int = 1, stop: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """An epoch's training batches from step `start` on; of rank r of w, its B/w images of each."""
+        """An epoch's training batches from step `start` on, up to `stop`; of rank r of w, its B/w images of each."""
+        order = self._order(seed, stage, epoch, self._places(rank, world), range(self.steps)[start:stop])
+        return self._ahead(self._workers.read(order))
+
+    def epochs(
+        self, seed: int, stage: int, step: int = 0, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of all epochs, one after the other without end, from a stage's step on. The workers go on to the
+        next epoch while the last batches of this one are used."""
+        places, whole = self._places(rank, world), range(self.steps)
+        epoch, start = divmod(step, self.steps)
+        orders = (
+            self._order(seed, stage, each, places, whole[start if each == epoch else 0 :]) for each in count(epoch)
+        )
+        return self._ahead(self._workers.read(chain.from_iterable(orders)))
+
+    def _places(self, rank: int, world: int) -> range:
+        """The places of a batch that are this rank's."""
         if self.batch % world:
             raise GrowpruneError(f"a batch of {self.batch} cannot be shared evenly by {world} processes")
         share = self.batch // world
-        return self._ahead(self._workers.read(self._order(seed, stage, epoch, start, rank * share, share)))
+        return range(rank * share, (rank + 1) * share)
 
-    def _order(
-        self, seed: int, stage: int, epoch: int, start: int = 0, first: int = 0, share: int | None = None
-    ) -> Iterator[list[Sample]]:
-        """What is asked for, batch by batch: `share` places of each, from the `first` on."""
+    def _order(self, seed: int, stage: int, epoch: int, places: range, steps: range) -> Iterator[list[Sample]]:
+        """What is asked for in these steps of an epoch, batch by batch: these places of each."""
         key = key_of(seed, stage, epoch)
         order, seeds = shuffled(key, len(self._train)), drawn(key, 1, len(self._train))
-        for step in range(start, self.steps):
-            begin = step * self.batch + first
-            chosen = slice(begin, begin + (share or self.batch))
+        for step in steps:
+            chosen = slice(step * self.batch + places.start, step * self.batch + places.stop)
             yield samples(self._train, order[chosen], seeds[chosen].tolist())
 
     def test(self, size: int | None = None, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
@@ -92,9 +105,8 @@ class Streamed:
 
     def images_per_second(self, seconds: float = 3.0) -> float:
         """How fast training batches come when nothing is done with them."""
-        orders = chain.from_iterable(self._order(0, 0, epoch) for epoch in count())
         done, began = -max(1, self.workers), 0.0  # each worker's first batch is not counted: they start one by one
-        for _ in self._ahead(self._workers.read(orders)):
+        for _ in self.epochs(0, 0):
             if done == 0:
                 began = self._now()
             if done > 0 and self._now() - began >= seconds:
@@ -211,11 +223,11 @@ def decoded_here(file: str, data: Tensor) -> Tensor:
     return torch.from_numpy(picture(file, io.BytesIO(data.numpy().tobytes()))).permute(2, 0, 1)
 
 
-def decodes_jpeg(device: torch.device, notify: Callable[[str], None]) -> bool:
-    """Can torchvision decode on this device? If not, it is said."""
+def undecodable(device: Device) -> str:
+    """Why torchvision cannot decode JPEGs on this device; empty if it can."""
     from PIL import Image
 
-    raw = io.BytesIO()
+    raw, device = io.BytesIO(), torch.device(device)
     Image.new("RGB", (16, 16)).save(raw, "JPEG")
     try:
         import torchvision.io  # noqa: F401 (brings the operators)
@@ -224,10 +236,8 @@ def decodes_jpeg(device: torch.device, notify: Callable[[str], None]) -> bool:
             raise RuntimeError(f"the device is {device.type}")
         torch.ops.image.decode_jpegs_cuda([torch.frombuffer(bytearray(raw.getvalue()), dtype=torch.uint8)], RGB, device)
     except (RuntimeError, AttributeError, ImportError) as error:
-        reason = next(iter(str(error).splitlines()), "")
-        notify(f"JPEGs are decoded on the CPU: no decoder on the GPU ({reason})")
-        return False
-    return True
+        return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return ""
 
 
 # -- a batch --------------------------------------------------------------------------------------------------------

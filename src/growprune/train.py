@@ -144,6 +144,7 @@ class Job:
     def enter(self, stage: Stage, tree: Mapping[str, Any] | None) -> Step:
         """Everything a stage needs: optimizer, pruner, and the step in the way that is fastest here."""
         config, net = self.config, self.net.train()
+        self.images.decide(self.choices, self.progress.say)
         feed = self.images.feed(stage.batch, stage.number)
         self.epoch = feed.epoch_steps
         if stage.name == "prune":

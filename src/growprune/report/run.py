@@ -26,7 +26,13 @@ CAPTIONS = {
     "layer, cut off at a millionth.",
     "widths": "Filters of each layer, before and after.",
 }
-HEADS = {"ms": "ms a step", "kernels": "layers with own kernels"}
+HEADS = {
+    "ms": "ms a step",
+    "kernels": "layers with own kernels",
+    "decode": "JPEGs decoded on",
+    "cpu": "images a second by the CPU",
+    "gpu": "by the GPU",
+}
 NONE = "–"
 
 
@@ -216,7 +222,7 @@ def settings(result: Result) -> Rows:
 
 
 def choices(result: Result) -> Rows:
-    """What the measurement at the start picked, a row a stage."""
+    """What the measurement at the start picked, a row a stage; one for large images."""
     found = result.get("choices") or {}
     keys = list(dict.fromkeys(key for choice in found.values() for key in choice))
     head = ("stage", *(HEADS.get(key, key) for key in keys))

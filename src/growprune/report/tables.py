@@ -22,7 +22,9 @@ def table(*head: str) -> Table:
 
 
 def bench_table(result: Result) -> Group:
-    """Milliseconds a step by network."""
+    """Milliseconds a step by network; or how it is fed."""
+    if "fed" in result:
+        return fed_table(result)
     made, models = result["environment"], result["models"]
     shown, found = table("", *models), list(models.values())
     shown.add_row("GReg-1, alone", *(f"{each['ms']:.2f} ms" for each in found), style="bold")
@@ -36,9 +38,7 @@ def bench_table(result: Result) -> Group:
     shown.add_row("computed in", *(each["choice"].rpartition(":")[0] or each["choice"] for each in found))
     where = f"{made['device_name']}, torch {made['torch']}, {result['data']}, batch {result['batch']}"
     steps = f"{result['steps']} steps a measurement"
-    return Group(
-        Text("Time of a training step", style="bold"), Text(f"{where}, {steps}"), shown, *reading(result.get("loader"))
-    )
+    return Group(Text("Time of a training step", style="bold"), Text(f"{where}, {steps}"), shown)
 
 
 def share(part: float) -> str:
@@ -49,14 +49,31 @@ def share(part: float) -> str:
     return f"{100 * part:.1f} %" if part > 0 else "too little to measure"
 
 
-def reading(loader: Result | None) -> list[Text]:
-    """How fast large images come."""
-    found = [(decode, loader[decode]) for decode in ("cpu", "gpu") if decode in loader] if loader else []
-    return [
-        Text(f"Large images: {speed:,.0f} a second, {loader['workers']} workers, decoded on the {decode.upper()}")
-        for decode, speed in found
-        if loader
-    ]
+def fed_table(result: Result) -> Group:
+    """Images a second by network and decoder: of the step, of the loader, of both."""
+    made, columns = result["environment"], []
+    shown = table("images a second")
+    for name, found in result["fed"].items():
+        for decode in ("cpu", "gpu"):
+            if decode in found:
+                columns.append(found[decode])
+                shown.add_column(f"{name}\nJPEGs on the {decode.upper()}", justify="right")
+    for label, key, style in (
+        ("the step, nothing loaded", "step", "bold"),
+        ("the loader alone", "loader", ""),
+        ("the step, fed by the loader", "fed", "bold"),
+    ):
+        shown.add_row(label, *(f"{each[key]:,.0f}" for each in columns), style=style)
+        if key != "step":
+            shown.add_row("  of the step's rate", *(f"{100 * each[f'{key}_share']:.0f} %" for each in columns))
+    workers = max(found["workers"] for found in result["fed"].values())
+    where = f"{made['device_name']}, torch {made['torch']}, workers: {workers}, batch {result['batch']}"
+    return Group(
+        Text("Does the loader keep the step fed?", style="bold"),
+        Text(f"{where}, {result['steps']} steps a measurement"),
+        Text(str(result["data"])),
+        shown,
+    )
 
 
 def plan_table(result: Result) -> Group:
