@@ -101,6 +101,14 @@ def test_a_configuration_comes_back_from_its_folder_the_same(data: st.DataObject
     assert list(configs.differences(found, again.to_json())) == []
 
 
+def test_an_option_that_was_not_there_yet_had_its_default() -> None:
+    """A run that an older version began can be gone on with."""
+    now = Train(seed=3).to_json()
+    then = {key: value for key, value in now.items() if key != "decode"}
+    assert list(configs.differences(then, now)) == []
+    assert list(configs.differences(then, now | {"decode": "gpu"})) == [("decode", "auto", "gpu")]
+
+
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_a_file_says_what_the_command_line_says(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

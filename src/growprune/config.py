@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -270,10 +270,13 @@ def from_json(found: Mapping[str, Any], place: Path) -> Config:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Options that matter and are not the same."""
+    """Options that matter and are not the same; one that there was not yet had its default."""
+    kind = KINDS.get(str(here.get("command")))
+    usual = {each.name: each.default for each in fields(kind)} if kind else {}
     for key in sorted({*there, *here} - {*Config.HARMLESS}):
-        if there.get(key) != here.get(key):
-            yield key, there.get(key), here.get(key)
+        old, new = (side.get(key, usual.get(key)) for side in (there, here))
+        if old != new:
+            yield key, old, new
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------

@@ -115,6 +115,8 @@ class Job:
         tree = self.resumed()
         while self.at < len(self.stages):
             stage = self.stages[self.at]
+            if self.settled and self.interrupted():  # while others, side by side, were being prepared
+                raise StoppedError(self.safe)
             step = self.enter(stage, tree)
             if tree is None:
                 if stage.name == "prune":
