@@ -1,6 +1,6 @@
 """Our 3×3 convolutions against cuDNN's, layer by layer: forward and backward together, as CUDA graphs, batch 256.
 
-    python benchmarks/convolutions.py [--out results/convolutions-h200.json]
+    python benchmarks/convolutions.py [--out results/bench/h200-convolutions.json]
 
 The shapes are ResNet56's on CIFAR: whole (16, 32, 64 channels) and as ratio 0.9 leaves them (1, 3, 6 filters inside).
 """

@@ -434,7 +434,8 @@ def images(root: Path, monkeypatch: pytest.MonkeyPatch, device: str = "cuda", **
 
 @pytest.mark.parametrize("faster", ["cpu", "gpu"])
 def test_the_faster_decoder_is_chosen_and_kept(root: Path, monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
-    monkeypatch.setattr(Told, "paces", {"cpu": 3000.4, "gpu": 5000.0 if faster == "gpu" else 20.0})
+    """The GPU must be faster by a quarter: beside a step it loses that much."""
+    monkeypatch.setattr(Told, "paces", {"cpu": 3000.4, "gpu": 5000.0 if faster == "gpu" else 3700.0})
     found, said, choices = images(root, monkeypatch), [], {}
     found.decide(choices, said.append)
     assert choices == {"images": {"decode": faster, **Told.paces}}
