@@ -7,6 +7,7 @@ Nothing in the method depends on this file: the pruner takes any `nn.Module`.
 import importlib
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Collection
@@ -20,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from growprune.errors import GrowpruneError, nearest
+from growprune.errors import GrowpruneError, line, nearest
 from growprune.storage import KEY, load
 
 # Convolution widths of the VGG family; "M" halves the image.
@@ -186,8 +187,10 @@ def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str])
 
 
 def weights_file(weights: str | os.PathLike[str]) -> Path:
-    """The file that trained weights are in."""
+    """The file that trained weights are in; torchvision's published ones are downloaded, once."""
     path = Path(weights)
+    if PUBLISHED.fullmatch(str(weights)) and not path.exists():
+        return published(str(weights))
     if path.is_dir():
         if (path / "config.json").is_file() and not (path / "model.safetensors").is_file():
             raise GrowpruneError(f"weights '{weights}': a run that is not finished: growprune resume {weights}")
@@ -196,6 +199,33 @@ def weights_file(weights: str | os.PathLike[str]) -> Path:
         raise GrowpruneError(
             f"weights '{weights}': no such file, or a folder without model.safetensors; give --weights, or train first"
         )
+    return path
+
+
+PUBLISHED = re.compile(r"\w+_Weights\.\w+")
+"""How torchvision names its weights: ResNet50_Weights.IMAGENET1K_V1."""
+
+
+def published(name: str) -> Path:
+    """Torchvision's weights of that name, in torch's own cache."""
+    library = _library("torchvision").models
+    kind, _, version = name.partition(".")
+    kinds = {each.__name__: each for each in map(library.get_model_weights, library.list_models())}
+    versions = list(kinds[kind].__members__) if kind in kinds else []
+    if version not in versions:
+        hint = nearest(name, [f"{kind}.{each}" for each in versions] or [f"{each}.{version}" for each in kinds])
+        raise GrowpruneError(f"weights '{name}': torchvision has none of that name{hint}")
+    url = kinds[kind][version].url
+    path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(path), path.stem.rpartition("-")[2], progress=False)
+        except (OSError, RuntimeError) as error:  # no network, no room, or not the file it should be
+            raise GrowpruneError(
+                f"weights '{name}': cannot be downloaded ({line(error)}); put the file {path.name} into {path.parent}, "
+                "or give its own place with --weights"
+            ) from error
     return path
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from growprune.errors import GrowpruneError, nearest
 from growprune.paper.grid import Experiment
 
-NAMES = ("table1", "table2", "obd", "random", "ku", "figure1", "scopes")
+NAMES = ("table1", "table2", "obd", "random", "ku", "figure1", "scopes", "causes")
 
 
 def find(name: str) -> Experiment:

@@ -8,7 +8,8 @@ smoke   small networks on small images, a few steps      minutes on a CPU; says 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,28 +21,59 @@ Scale = Literal["paper", "short", "smoke"]
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """The paper's settings for one kind of images, where they are not the defaults of `growprune prune`."""
+
+    ku: int
+    short_ks: int  # at the short scale
+    train: Mapping[str, Any] = field(default_factory=dict)
+    prune: Mapping[str, Any] = field(default_factory=dict)
+
+
+CIFAR = Recipe(ku=10, short_ks=5000)
+IMAGENET = Recipe(
+    ku=5,
+    short_ks=4000,  # of 40,000, which are two passes over ImageNet, but 270 over a set of 9,469 images
+    train={"weight_decay": 1e-4, "normalize": "imagenet", "lr": "cosine:0.1"},
+    prune={
+        "weight_decay": 1e-4, "normalize": "imagenet", "prune_batch": 64, "ks": 40_000, "epochs": 90,
+        "lr": "0:1e-2,30:1e-3,60:1e-4,75:1e-5",
+    },
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Base:
-    """A network to prune, and how it is trained here: with a cosine instead of the paper's steps."""
+    """A network to prune, and how it is come by: trained here, with a cosine instead of the paper's steps, or with
+    weights that torchvision publishes."""
 
     model: str
-    data: str
+    data: str  # a name, or a folder
     epochs: int
     accuracy: float  # the paper's, in percent
     small: str  # what stands for it at smoke scale
+    recipe: Recipe = field(default=CIFAR, compare=False)
+    weights: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.model}-{self.data}"
+        """
+        >>> RESNET56.name, Base("torchvision:resnet50", "/sets/imagenette", 0, 0.0, "").name
+        ('resnet56-cifar10', 'resnet50-imagenette')
+        """
+        return f"{self.model.rpartition(':')[2]}-{Path(self.data).name}"
 
     def named(self, scale: Scale) -> str:
         return f"smoke-{self.name}" if scale == "smoke" else self.name
 
     def config(self, scale: Scale, **more: Any) -> Train:
+        """How it is trained, or tested if its weights are given."""
         if scale == "smoke":
             return Train(
                 model=self.small, data="digits", epochs=4, batch=64, lr="cosine:0.1", warm_up=1.0, threads=1, **more
             )
-        return Train(model=self.model, data=self.data, epochs=self.epochs, **more)
+        options = {**self.recipe.train, "weights": self.weights}
+        return Train(model=self.model, data=self.data, epochs=self.epochs, **options, **more)
 
 
 RESNET56 = Base("resnet56", "cifar10", 100, 93.36, "growprune.demo:network")
@@ -67,9 +99,12 @@ class Setting:
     global_ratio: float | None = None
     criterion: Literal["l1", "obd", "random"] = "l1"
     scope: Literal["filter", "path"] = "filter"
+    granularity: Literal["filter", "weight"] = "filter"
+    ignore: str = ""
     ku: int | None = None
     watched: str | None = None  # a layer whose norms are kept: GReg-2's picking goes on, then nothing is fine-tuned
     paper_scale: bool = False  # at the paper's length even at the short scale
+    other: tuple[tuple[str, int | float | str], ...] = ()  # options of `growprune prune` that the paper has otherwise
 
     def at(self, scale: Scale) -> Scale:
         return "paper" if self.paper_scale and scale == "short" else scale
@@ -78,21 +113,23 @@ class Setting:
         """Ku."""
         if self.schedule == "oneshot":
             return None
-        return self.ku or (10 if self.at(scale) == "paper" else 1)
+        return self.ku or (self.base.recipe.ku if self.at(scale) == "paper" else 1)
 
     def config(self, scale: Scale, seed: int, weights: Path, **more: Any) -> Prune:
         """The run it comes to."""
         scale = self.at(scale)
-        options: dict[str, Any] = {
-            key: getattr(self, key) for key in ("schedule", "ratios", "global_ratio", "criterion", "scope")
-        }
-        options |= {} if (ku := self.interval(scale)) is None else {"ku": ku}
-        options |= SMOKE if scale == "smoke" else {}
+        own = ("schedule", "ratios", "global_ratio", "criterion", "scope", "granularity", "ignore")
+        options: dict[str, Any] = {key: getattr(self, key) for key in own}
+        options |= SMOKE if scale == "smoke" else self.base.recipe.prune
+        if (ku := self.interval(scale)) is not None:
+            options |= {"ku": ku} | ({"ks": self.base.recipe.short_ks} if scale == "short" else {})
         if self.watched is not None:
             ceiling = WATCHED_UNTIL * (SMOKE["delta_lambda_pick"] / 1e-5 if scale == "smoke" else 1)
             options |= {"tau_pick": ceiling, "tau": ceiling * 1.0001, "ks": 0, "epochs": 0}
         base = self.base.config(scale)
         where: dict[str, Any] = {"model": base.model, "data": base.data, "threads": base.threads}
+        options |= {"ignore": ""} if scale == "smoke" else {}  # its network has no such layers
+        options |= dict(self.other)
         return Prune(seed=seed, weights=str(weights), **where, **options, **more)
 
     def key(self, scale: Scale, seed: int) -> str:
@@ -105,8 +142,10 @@ class Setting:
         words = [self.base.named(scale), self.schedule, amount]
         words += [self.criterion] if self.criterion != "l1" else []
         words += [self.scope] if self.scope != "filter" else []
+        words += [self.granularity] if self.granularity != "filter" else []
         words += [] if (ku := self.interval(scale)) is None else [f"ku{ku}"]
         words += ["watched"] if self.watched else []
+        words += [f"{name}_{value}" for name, value in self.other]
         return "-".join([*words, f"seed{seed}"])
 
 

@@ -1,0 +1,62 @@
+"""ImageNet's networks: torchvision's, with the weights it publishes; or trained here, on another set in its layout.
+
+`--images FOLDER` says where the images are. With ImageNet's 1,000 classes the paper's base networks are taken; a folder
+of other classes (Imagenette) gets base networks of its own first, and tables that say whose they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from growprune.models import BasicBlock
+from growprune.paper.setting import IMAGENET, Base
+
+CLASSES = 1000
+PUBLISHED = {"resnet34": ("ResNet34_Weights.IMAGENET1K_V1", 73.31), "resnet50": ("ResNet50_Weights.IMAGENET1K_V1", 76.13)}
+SMALL = "growprune.paper.imagenet:small_resnet"
+
+
+def base(network: str, images: str) -> Base:
+    """ResNet34 or ResNet50 for this folder of images."""
+    weights, accuracy = PUBLISHED[network]
+    return Base(
+        f"torchvision:{network}", images, 100, accuracy, SMALL, IMAGENET, weights if classes(images) == CLASSES else None
+    )
+
+
+def classes(images: str) -> int:
+    """Of a folder; as many as ImageNet's if it is not there, for a table can be shown without it."""
+    train = Path(images) / "train"
+    return sum(path.is_dir() for path in train.iterdir()) if train.is_dir() else CLASSES
+
+
+def title(images: str) -> str:
+    """What the images are, for a table's head."""
+    name = Path(images).name
+    return "ImageNet" if classes(images) == CLASSES else f"{name}, not ImageNet: {classes(images)} classes"
+
+
+class SmallResNet(nn.Module):
+    """Four stages of two blocks, for grey images of 8×8 pixels."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 8, 3, padding=1, bias=False)
+        self.bn1, self.relu = nn.BatchNorm2d(8), nn.ReLU()
+        self.layer1 = nn.Sequential(BasicBlock(8, 8, 1), BasicBlock(8, 8, 1))
+        self.layer2 = nn.Sequential(BasicBlock(8, 16, 2), BasicBlock(16, 16, 1))
+        self.layer3 = nn.Sequential(BasicBlock(16, 24, 2), BasicBlock(24, 24, 1))
+        self.layer4 = nn.Sequential(BasicBlock(24, 32, 2), BasicBlock(32, 32, 1))
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(32, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        out: Tensor = self.fc(self.pool(x).flatten(1))
+        return out
+
+
+def small_resnet(num_classes: int = 10) -> nn.Module:
+    return SmallResNet(num_classes)

@@ -1,0 +1,44 @@
+"""Table 4: compression on ImageNet, single weights of ResNet50 at 82.7 %; one-shot pruning is ours to compare."""
+
+from __future__ import annotations
+
+from growprune.paper import imagenet
+from growprune.paper.grid import Experiment, Grid, Look, Row, drop
+from growprune.paper.setting import Setting
+from growprune.paper.table3 import WAYS
+
+RATIO = "0.827"
+"""Of every convolution and the classifier, but not of the stem: 82.67 % of all weights."""
+OTHERS = (
+    ("GSM", 75.72, 74.30, 80.00),
+    ("Variational Dropout", 76.69, 75.28, 80.00),
+    ("DPF", 75.95, 74.55, 82.60),
+    ("WoodFisher", 75.98, 75.20, 82.70),
+    ("GReg-1, paper", 76.13, 75.45, 82.70),
+    ("GReg-2, paper", 76.13, 75.27, 82.70),
+)
+
+
+def settings(images: str) -> dict[str, Setting]:
+    base = imagenet.base("resnet50", images)
+    return {
+        name: Setting(base, schedule, RATIO, granularity="weight")  # type: ignore[arg-type]
+        for name, schedule in WAYS.items()
+    }
+
+
+def grids(images: str, look: Look) -> list[Grid]:
+    lines = [(name, f"{start:.2f}", f"{end:.2f}", drop(start, end), f"{gone:.2f} %") for name, start, end, gone in OTHERS]
+    for name, setting in settings(images).items():
+        lines += look(setting).rows(f"{name}, here", lambda run: f"{100 * run['sparsity']:.2f} %")
+    title = f"Table 4: single weights of resnet50; here on {imagenet.title(images)}"
+    return [Grid(title, ("method", "base", "pruned", "drop", "sparsity"), tuple(lines))]
+
+
+def experiment(images: str) -> Experiment:
+    return Experiment(
+        "table4",
+        "compression on ImageNet: single weights",
+        tuple(Row(setting.schedule, name, (setting,)) for name, setting in settings(images).items()),
+        lambda look: grids(images, look),
+    )
