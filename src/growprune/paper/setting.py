@@ -129,7 +129,7 @@ class Setting:
         base = self.base.config(scale)
         where: dict[str, Any] = {"model": base.model, "data": base.data, "threads": base.threads}
         options |= {"ignore": ""} if scale == "smoke" else {}  # its network has no such layers
-        options |= dict(self.other)
+        options |= {key: value for key, value in self.other if scale != "smoke" or key not in SMOKE}
         return Prune(seed=seed, weights=str(weights), **where, **options, **more)
 
     def key(self, scale: Scale, seed: int) -> str:
