@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import convolutions
+from growprune import convolutions, models, train
 from growprune import step as steps
-from growprune.config import Train
+from growprune.config import Prune, Train
 from growprune.data import Dataset, Normal, Resident, load
 from growprune.distributed import World
 from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.reading import Part
+from growprune.report.progress import Progress
 from growprune.step import Choice, NonFiniteError, Step, choose, determinism, mixed, put
 from growprune.streaming import Streamed
 
@@ -799,3 +800,36 @@ def test_a_feed_of_files_gives_its_batches_in_one_place(folder: Path) -> None:
         feed.prepare(number)
         places.add(tuple(t.data_ptr() for t in feed(count)))
     assert len(places) == 1
+
+
+# -- side by side ------------------------------------------------------------------------------------------------------
+
+
+def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three runs the second is like the first; the third is longer, and worth compiling. All of them say and keep
+    what was chosen, and what the same bits cost."""
+    gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
+    asked: list[int] = []
+
+    def chosen(step: Any, config: Any, left: int, say: Any) -> steps.Choice:
+        asked.append(left)
+        return steps.Choice("bf16", "channels_last", config.compile != "off" and left > 50_000, {}, 4.0)
+
+    monkeypatch.setattr(train, "choose", chosen)
+    found, measured = [], dict[Any, Any]()
+    for ku in (1, 1, 10):
+        config = Prune(
+            model="growprune.demo:network", data="digits", weights=str(weights), device="cpu", threads=1, batch=64,
+            prune_batch=64, ku=ku, seed=len(found), deterministic=True,
+        )  # fmt: skip
+        progress, said = Progress(quiet=True), list[str]()
+        monkeypatch.setattr(progress, "say", said.append)
+        job = train.Job(config, None, "cpu", progress=progress, measured=measured)
+        job.cuda, job.pruner = True, job.made_pruner()
+        job.steps = job.pruner.total_steps
+        found.append((job.chosen(job.stages[0], job.step).compiled, len(said), sorted(job.choices)))  # type: ignore[arg-type]
+    kept = ["prune", "prune, if not deterministic"]
+    assert found == [(False, 2, kept), (False, 2, kept), (True, 2, kept)]
+    assert asked == [15_000, 15_000, 105_000, 105_000]  # with the same bits and without

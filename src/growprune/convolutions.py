@@ -189,16 +189,19 @@ def faster(model: nn.Module, example: Tensor, by_rule: bool = False) -> dict[str
 def best_of(module: nn.Conv2d, shape: tuple[int, ...], by_rule: bool) -> str:
     kinds = candidates(module)
     if by_rule:
-        return next((kind for kind in kinds if attempt(module, shape, kind) < math.inf), "")
+        return next((kind for kind in kinds if attempt(module, shape, kind, by_rule) < math.inf), "")
     times = {kind: attempt(module, shape, kind) for kind in ("", *kinds)}
     return min(times, key=lambda kind: times[kind])
 
 
-def attempt(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> float:
-    """Its time, or infinity where it does not work: Triton needs a C compiler, and a GPU that is not too old."""
+def attempt(module: nn.Conv2d, shape: tuple[int, ...], kind: str, by_rule: bool = False) -> float:
+    """Its time, or infinity where it does not work: Triton needs a C compiler, and a GPU that is not too old. By rule
+    a lack of memory, which hangs on what else runs, is no answer."""
     try:
         return layer_time(module, shape, kind)
-    except Exception:
+    except Exception as error:
+        if by_rule and isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
         return math.inf
 
 

@@ -29,7 +29,7 @@ def accuracy(net: nn.Module, images: Images, low: bool = False) -> float:
     cudnn = torch.backends.cudnn
     exactly = cudnn.flags(True, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=low)
     with torch.no_grad(), exactly, torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low):
-        for x, y in images.tested(batch(images)):
+        for x, y in images.tested(test_batch(images)):
             right += (net(x).argmax(1) == y).sum()
             seen += len(y)
     for module, training in modes:
@@ -39,8 +39,8 @@ def accuracy(net: nn.Module, images: Images, low: bool = False) -> float:
     return round(100 * float(right) / float(seen), 4)
 
 
-def batch(images: Images) -> int:
-    many = max(1, VALUES // math.prod(images.shape))
+def test_batch(images: Images) -> int:
+    many = VALUES // math.prod(images.shape) // images.world.size
     return max(many, TEST_BATCH) if images.device.startswith("cuda") else TEST_BATCH
 
 

@@ -114,6 +114,11 @@ class Images:
         for x, y in found:
             yield self.normal(x), y
 
+    def close(self) -> None:
+        """End the processes that read; whoever asks for images again starts new ones."""
+        if isinstance(self._source, Streamed):
+            self._source.close()
+
     def example(self) -> Tensor:
         return torch.zeros(1, *self.shape, device=self.device)
 

@@ -6,6 +6,7 @@ working folder are put back afterwards.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -110,7 +111,7 @@ def side_by_side(
 
     numbers: dict[int, int] = {}
     running: list[Job] = []
-    measured: dict[Any, Choice] = {}  # the same network trained in the same way need not be measured twice
+    measured: dict[Any, tuple[Choice, Choice | None]] = {}  # the same network need not be measured twice
     try:
         with ExitStack() as screens, surroundings(configs[0][0]), heeding(running):
             for job in together(jobs(), parallel):
@@ -118,6 +119,8 @@ def side_by_side(
                 results[number] = job.result
                 running.remove(job)
                 finished(configs[number][1])
+                del job
+                gc.collect()  # what a caught exception still holds: its network and images, on the GPU
     except Exception:
         for folder in folders:
             folder.abandon()

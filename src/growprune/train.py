@@ -76,7 +76,7 @@ class Job:
         device: str,
         world: World | None = None,
         progress: Progress | None = None,
-        measured: dict[Any, Choice] | None = None,
+        measured: dict[Any, tuple[Choice, Choice | None]] | None = None,
     ) -> None:
         self.config, self.folder, self.device, self.world = config, folder, device, world or World()
         self.measured = {} if measured is None else measured
@@ -115,7 +115,7 @@ class Job:
         tree = self.resumed()
         while self.at < len(self.stages):
             stage = self.stages[self.at]
-            if self.settled and self.interrupted():  # while others, side by side, were being prepared
+            if self.world.size == 1 and self.settled and self.stopping:  # while others, side by side, were prepared
                 raise StoppedError(self.safe)
             step = self.enter(stage, tree)
             if tree is None:
@@ -303,14 +303,10 @@ class Job:
             choice = Choice(
                 "bf16" if low else "fp32", "channels_last" if last else "contiguous", config.compile == "on"
             )
-        elif (known := self.alike(stage)) in self.measured:
-            choice = self.measured[known]
         else:
-            choice = self.measured[known] = choose(step, config, left, self.progress.say)
+            choice, free = self.tried(stage, step, left)
             self.progress.say(f"{stage.name}: chose {choice}")
-            if config.deterministic:
-                with determinism(False):
-                    free = choose(step, replace(config, compile="off"), left, lambda _: None)
+            if free is not None:
                 self.progress.say(
                     f"{stage.name}: deterministic, {choice.ms:.2f} ms a step instead of {free.ms:.2f} (uncompiled)"
                 )
@@ -318,11 +314,20 @@ class Job:
         self.choices[stage.name] = choice.to_json()
         return choice
 
-    def alike(self, stage: Stage) -> tuple[Any, ...]:
-        """What two steps have in common for which one measurement is enough."""
-        asked = self.config.precision, self.config.layout, self.config.compile, self.config.kernels
-        shapes = tuple((name, tuple(p.shape)) for name, p in self.net.named_parameters())
-        return *asked, self.config.model, self.images.shape, stage.name, stage.batch, shapes
+    def tried(self, stage: Stage, step: Step, left: int) -> tuple[Choice, Choice | None]:
+        """The fastest way, and where the same bits are wanted also that which is fastest without them. A job side by
+        side with others takes what one of them found for the same network in as long a stage."""
+        config, shapes = self.config, [(name, p.shape, p.requires_grad) for name, p in self.net.named_parameters()]
+        asked = config.precision, config.layout, config.compile, config.kernels, config.model, self.images.shape
+        known = *asked, stage.name, stage.batch, left, *shapes
+        if known not in self.measured:
+            choice = choose(step, config, left, self.progress.say)
+            free = None
+            if config.deterministic:
+                with determinism(False):
+                    free = choose(step, replace(config, compile="off"), left, lambda _: None)
+            self.measured[known] = choice, free
+        return self.measured[known]
 
     # -- tests and notes ---------------------------------------------------------------------------------------------
 
@@ -407,6 +412,7 @@ class Job:
     def finish(self) -> None:
         """Write the network, the result, and what people look at; result.json last, for it means: finished."""
         final = self.test(self.net, exact=True)
+        self.images.close()
         self.accuracy |= {"final": final, "best": max(final, self.accuracy["best"] or 0.0)}
         self.net.to(memory_format=torch.contiguous_format)
         base = self.network()
