@@ -34,7 +34,7 @@ from growprune.distributed import World
 from growprune.feeds import FromFiles, Images
 from growprune.streaming import undecodable
 
-COMMANDS = ["demo", "train", "prune", "resume", "eval", "measure", "bench"]
+COMMANDS = ["demo", "train", "prune", "resume", "eval", "measure", "bench", "reproduce"]
 HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "safetensors", "pydantic", "rich.table", "rich.console"}
 TINY = {"base_epochs": 1, "delta_lambda": 0.25, "ks": 3, "finetune_epochs": 1}
 NET = ("--data", "digits", "--model", "growprune.demo:network")
@@ -121,10 +121,9 @@ def test_every_option_has_one_line_of_help_and_is_in_it(name: str) -> None:
             assert "\n" not in parameter.help
             assert " ".join(parameter.help.split()) in words
         shown = parameter.opts[0] if not parameter.secondary_opts else f"--[no-]{parameter.opts[0][2:]}"
-        assert re.search(
-            rf"(?m)^  {re.escape(shown.upper() if name in ('resume', 'eval') and shown == 'run' else shown)}\b", out
-        )
-        assert not parameter.required or parameter.name == "run"
+        argument = (name, shown) in {("resume", "run"), ("eval", "run"), ("reproduce", "name")}
+        assert re.search(rf"(?m)^  {re.escape(shown.upper() if argument else shown)}\b", out)
+        assert not parameter.required or argument
 
 
 def test_the_help_of_a_long_command_has_its_options_in_parts_aligned() -> None:
