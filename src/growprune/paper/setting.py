@@ -124,7 +124,7 @@ class Setting:
         if (ku := self.interval(scale)) is not None:
             options |= {"ku": ku} | ({"ks": self.base.recipe.short_ks} if scale == "short" else {})
         if self.watched is not None:
-            ceiling = WATCHED_UNTIL * (SMOKE["delta_lambda_pick"] / 1e-5 if scale == "smoke" else 1)
+            ceiling = SMOKE["delta_lambda_pick"] * 150 if scale == "smoke" else WATCHED_UNTIL
             options |= {"tau_pick": ceiling, "tau": ceiling * 1.0001, "ks": 0, "epochs": 0}
         base = self.base.config(scale)
         where: dict[str, Any] = {"model": base.model, "data": base.data, "threads": base.threads}
@@ -150,7 +150,7 @@ class Setting:
 
 
 WATCHED_UNTIL = 0.03
-"""λ up to which the paper's figure 1 is drawn: three times what GReg-2 picks at."""
+"""λ up to which we draw figure 1: where its iterations end (30,000 with Ku = 10), three times what GReg-2 picks at."""
 
 SMOKE: dict[str, Any] = {
     "epochs": 2, "batch": 64, "prune_batch": 64, "lr": "0:1e-2,1:1e-3", "prune_lr": 0.02,
