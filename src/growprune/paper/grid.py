@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from growprune.paper import bars
+from growprune.paper.bars import Verdict
 from growprune.paper.results import Found
 from growprune.paper.setting import Setting
 
@@ -41,6 +43,7 @@ class Experiment:
     rows: tuple[Row, ...]
     grids: Callable[[Look], list[Grid]]
     figures: Callable[[Look], dict[str, bytes]] = field(default=lambda look: {})
+    verdicts: Callable[[Look], list[Verdict]] = field(default=lambda look: [])
 
     def settings(self, only: Sequence[str] = ()) -> list[Setting]:
         """All there is to run, each once, in order."""
@@ -77,5 +80,107 @@ def published(mean: float, spread: float | None = None) -> str:
     return f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
 
 
-def gain(found: Found, other: Found) -> str:
+def difference(found: Found, other: Found) -> str:
     return f"{found.mean() - other.mean():+.2f}" if found and other else ""
+
+
+def best(found: Found) -> str:
+    return found.text("best") if found else ""
+
+
+MARKED = "✗ marks a missed bar: more than 0.3 below the paper's mean, or less than half its gain at 0.7 and above."
+
+
+# -- one-shot against GReg-1 -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Versus:
+    """A column in which the same filters go at once and by GReg-1: the settings of both, and the paper's numbers."""
+
+    name: str  # of its row for --only
+    ratio: float
+    settings: tuple[Setting, Setting]
+    speedup: float
+    once: tuple[float, float]  # mean and deviation
+    greg: tuple[float, float]
+    alike: bool = True  # the paper's networks have the very widths of ours
+
+    @property
+    def gain(self) -> float:
+        return round(self.greg[0] - self.once[0], 2)
+
+    def near(self, look: Look) -> tuple[Verdict, Verdict]:
+        once, greg = map(look, self.settings)
+        return (
+            bars.accuracy(f"{self.name} one-shot", once, self.once[0]),
+            bars.accuracy(f"{self.name} GReg-1", greg, self.greg[0]),
+        )
+
+    def share(self, look: Look) -> Verdict:
+        once, greg = map(look, self.settings)
+        return bars.gain(self.name, once, greg, self.gain)
+
+    def verdicts(self, look: Look) -> list[Verdict]:
+        """Of the bars that are meant for this column."""
+        near, share = self.near(look), self.share(look)
+        return [*(near if self.alike else ()), *([share] if self.ratio >= bars.FROM else [])]
+
+
+def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remarks: tuple[str, ...] = ()) -> Grid:
+    """The table that table 1 and OBD's have in common: a column a ratio."""
+    found = [tuple(map(look, column.settings)) for column in columns]
+    held = [column.verdicts(look) for column in columns]
+    near, shares = [column.near(look) for column in columns], [column.share(look) for column in columns]
+
+    def shown(verdicts: Iterable[Verdict]) -> Iterator[str]:
+        """With a mark only where the bar is meant."""
+        return (each.text if each in bar else each.value for each, bar in zip(verdicts, held, strict=True))
+
+    same = [same_filters(*pair) for pair in found]
+    lines = (
+        ("speed-up, paper", *(f"{column.speedup:.2f}×" for column in columns)),
+        ("speed-up, here", *(speedup(*pair) for pair in found)),
+        ("one-shot, paper", *(published(*column.once) for column in columns)),
+        ("one-shot, here: last epoch", *(once.text() for once, _ in found)),
+        ("GReg-1, paper", *(published(*column.greg) for column in columns)),
+        ("GReg-1, here: last epoch", *(greg.text() for _, greg in found)),
+        ("one-shot, here: best epoch on the test set", *(best(once) for once, _ in found)),
+        ("GReg-1, here: best epoch on the test set", *(best(greg) for _, greg in found)),
+        ("one-shot − paper", *shown(once for once, _ in near)),
+        ("GReg-1 − paper", *shown(greg for _, greg in near)),
+        ("gain, paper", *(f"{column.gain:+.2f}" for column in columns)),
+        ("gain, here", *(difference(greg, once) for once, greg in found)),
+        ("gain here / gain paper", *shown(shares)),
+        ("the same filters removed", *same),
+    )
+    said = (*remarks, *((MARKED,) if any(map(any, found)) else ()), *warned(same))
+    return Grid(title, (corner, *(f"{column.ratio:g}" for column in columns)), lines, said)
+
+
+def speedup(*found: Found) -> str:
+    """The mean, over the seeds: a global ratio leaves the layers' widths to the criterion."""
+    values = [run["speedup"] for each in found for run in each.runs]
+    return f"{sum(values) / len(values):.2f}×" if values else ""
+
+
+def same_filters(one: Found, other: Found) -> str:
+    """Whether both took the same filters from the same base network, seed by seed.
+
+    >>> runs = ({"config": {"seed": 0}, "base": {"sha256": "f"}, "gone": gone} for gone in ("1", "2"))
+    >>> a, b = (Found((run,)) for run in runs)
+    >>> same_filters(a, a), same_filters(a, b), same_filters(a, Found(()))
+    ('yes', 'NO', '')
+    """
+    pairs = [(a, b) for a in one.runs for b in other.runs if a["config"]["seed"] == b["config"]["seed"]]
+    if any(a["base"]["sha256"] != b["base"]["sha256"] for a, b in pairs):
+        return "NO: other base"
+    if not all(a.get("gone") and b.get("gone") for a, b in pairs):
+        return "not known"
+    return ("yes" if all(a["gone"] == b["gone"] for a, b in pairs) else "NO") if pairs else ""
+
+
+def warned(same: Sequence[str]) -> tuple[str, ...]:
+    if not any(each.startswith("NO") for each in same):
+        return ()
+    return ("Warning: where it says NO the two methods did not remove the same filters: no fair comparison.",)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from growprune.paper.grid import Experiment, Grid, Look, Row, published
+from growprune.paper import bars
+from growprune.paper.bars import Verdict
+from growprune.paper.grid import MARKED, Experiment, Grid, Look, Row, best, published, same_filters, warned
+from growprune.paper.results import Found
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 from growprune.paper.table1 import ratios
 
@@ -28,16 +31,33 @@ def once(base: Base) -> Setting:
     return Setting(base, "oneshot", ratios(base, PAPER[base][0]))
 
 
+def near(base: Base, look: Look) -> list[Verdict]:
+    _, columns, _ = PAPER[base]
+    return [
+        bars.accuracy(f"{base.model} Ku = {ku}", look(setting(base, ku)), mean) for ku, (mean, _) in columns.items()
+    ]
+
+
 def grids(look: Look) -> list[Grid]:
     result = []
     for base, (ratio, columns, baseline) in PAPER.items():
+        found, plain = [look(setting(base, ku)) for ku in columns], look(once(base))
+        same = [same_filters(each, plain) for each in found]
         lines = (
             ("paper", *(published(*value) for value in columns.values()), published(*baseline)),
-            ("here", *(look(setting(base, ku)).text() for ku in columns), look(once(base)).text()),
+            ("here: last epoch", *(each.text() for each in found), plain.text()),
+            ("here: best epoch on the test set", *map(best, found), best(plain)),
+            ("here − paper", *(verdict.text for verdict in near(base, look)), beside(base, plain).text),
+            ("the same filters as one-shot", *same, ""),
         )
         head = ("Ku", *map(str, columns), "one-shot")
-        result.append(Grid(f"Ku: GReg-1, {base.model} on {base.data}, ratio {ratio:g}", head, lines))
+        remarks = (*((MARKED,) if any([*found, plain]) else ()), *warned(same))
+        result.append(Grid(f"Ku: GReg-1, {base.model} on {base.data}, ratio {ratio:g}", head, lines, remarks))
     return result
+
+
+def beside(base: Base, plain: Found) -> Verdict:
+    return bars.accuracy(f"{base.model} one-shot", plain, PAPER[base][2][0])
 
 
 EXPERIMENT = Experiment(
@@ -49,4 +69,5 @@ EXPERIMENT = Experiment(
         for ku in columns
     ),
     grids,
+    verdicts=lambda look: [verdict for base in PAPER for verdict in near(base, look)],
 )

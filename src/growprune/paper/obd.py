@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from growprune.paper.grid import Experiment, Grid, Look, Row, gain, published
+from growprune.paper.bars import Verdict
+from growprune.paper.grid import Experiment, Grid, Look, Row, Versus, versus
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
 RATIOS = (0.7, 0.8, 0.9, 0.925, 0.95)
@@ -33,35 +34,33 @@ def pair(base: Base, ratio: float) -> tuple[Setting, Setting]:
     )
 
 
+def columns(base: Base) -> list[Versus]:
+    return [
+        Versus(f"{base.model}-{ratio:g}", ratio, pair(base, ratio), speedup, once, greg, alike=False)
+        for ratio, (speedup, once, greg) in zip(RATIOS, PAPER[base], strict=True)
+    ]
+
+
+REMARK = "Columns need not be the same networks: the paper does not print its global ratios, only the speed-ups."
+
+
 def grids(look: Look) -> list[Grid]:
-    result = []
-    for base, columns in PAPER.items():
-        found = [[look(setting) for setting in pair(base, ratio)] for ratio in RATIOS]
-        lines = (
-            ("speed-up, paper", *(f"{speedup:.2f}×" for speedup, _, _ in columns)),
-            ("speed-up, here", *(f"{g.runs[0]['speedup']:.2f}×" if g else "" for _, g in found)),
-            ("OBD one-shot, paper", *(published(*once) for _, once, _ in columns)),
-            ("OBD one-shot, here", *(once.text() for once, _ in found)),
-            ("OBD and GReg-1, paper", *(published(*greg) for _, _, greg in columns)),
-            ("OBD and GReg-1, here", *(greg.text() for _, greg in found)),
-            ("gain, paper", *(f"{greg[0] - once[0]:+.2f}" for _, once, greg in columns)),
-            ("gain, here", *(gain(greg, once) for once, greg in found)),
-        )
-        remark = (
-            "Columns need not be the same networks: the paper does not print its global ratios, only the speed-ups."
-        )
-        title = f"OBD's criterion: {base.model} on {base.data}"
-        result.append(Grid(title, ("global ratio (ours)", *map(str, RATIOS)), lines, (remark,)))
-    return result
+    titles = {base: f"OBD's criterion: {base.model} on {base.data}" for base in PAPER}
+    return [versus(titles[base], "global ratio (ours)", columns(base), look, (REMARK,)) for base in PAPER]
+
+
+def verdicts(look: Look) -> list[Verdict]:
+    return [verdict for base in PAPER for column in columns(base) for verdict in column.verdicts(look)]
 
 
 EXPERIMENT = Experiment(
     "obd",
     "the same comparison with OBD's criterion",
     tuple(
-        Row(f"{base.model}-{ratio:g}", f"{base.model}, {ratio:g}", pair(base, ratio))
+        Row(column.name, f"{base.model}, {column.ratio:g}", column.settings)
         for base in PAPER
-        for ratio in RATIOS
+        for column in columns(base)
     ),
     grids,
+    verdicts=verdicts,
 )

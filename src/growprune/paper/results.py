@@ -1,6 +1,7 @@
 """Runs that were done, small enough for git: one JSON file each, from which every table and figure is made.
 
-OUT/KEY.json        what a run came to: settings, accuracy after every epoch, last and best, time, device, versions
+OUT/KEY.json        what a run came to: settings, accuracy after every epoch, last and best, time, device, versions,
+                    and a hash of which filters went
 OUT/base-NAME.json  the base network that all runs of that name began from: its hash, its accuracy
 OUT/bases/          those networks, named by their hashes
 OUT/runs/           the runs' own folders (checkpoints, networks, notes): needed only to go on with them
@@ -141,12 +142,21 @@ def course(folder: Path, setting: Setting) -> dict[str, Any]:
     found: dict[str, Any] = {
         "course": [note["accuracy"] for note in notes if note["stage"] == "finetune"],
         "pushing": [{key: note[key] for key in ("step", "lambda", "accuracy", "loss")} for note in pushed],
+        "gone": gone(notes),
     }
     if setting.watched is None:
         return found
     names = list(pushed[0]["layers"])
     watched = setting.watched if setting.watched in names else names[len(names) // 2]  # a smaller network's middle one
     return found | {"watched": watched, "separation": separation(pushed, watched)}
+
+
+def gone(notes: Sequence[dict[str, Any]]) -> str | None:
+    """Tells the filters that were removed from any others: a hash of their names, layer by layer."""
+    for note in notes:
+        if note["phase"] == "removal" and "gone" in note:
+            return hashlib.sha256(json.dumps(note["gone"], sort_keys=True).encode()).hexdigest()[:16]
+    return None
 
 
 def separation(notes: Sequence[dict[str, Any]], watched: str) -> list[dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from growprune.paper.grid import Experiment, Grid, Look, Row, gain, published
+from growprune.paper.bars import Verdict
+from growprune.paper.grid import Experiment, Grid, Look, Row, Versus, versus
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
 PAPER: dict[Base, dict[float, tuple[float, tuple[float, float], tuple[float, float]]]] = {
@@ -32,35 +33,36 @@ def pair(base: Base, ratio: float) -> tuple[Setting, Setting]:
     return Setting(base, "oneshot", ratios(base, ratio)), Setting(base, "greg1", ratios(base, ratio))
 
 
+def columns(base: Base) -> list[Versus]:
+    return [
+        Versus(f"{base.model}-{ratio:g}", ratio, pair(base, ratio), speedup, once, greg)
+        for ratio, (speedup, once, greg) in PAPER[base].items()
+    ]
+
+
 def grids(look: Look) -> list[Grid]:
     result = []
-    for base, columns in PAPER.items():
-        found = {ratio: [look(setting) for setting in pair(base, ratio)] for ratio in columns}
-        lines = [
-            ("speed-up, paper", *(f"{speedup:.2f}×" for speedup, _, _ in columns.values())),
-            ("speed-up, here", *(f"{g.runs[0]['speedup']:.2f}×" if g else "" for _, g in found.values())),
-            ("one-shot, paper", *(published(*once) for _, once, _ in columns.values())),
-            ("one-shot, here", *(once.text() for once, _ in found.values())),
-            ("GReg-1, paper", *(published(*greg) for _, _, greg in columns.values())),
-            ("GReg-1, here", *(greg.text() for _, greg in found.values())),
-            ("gain, paper", *(f"{greg[0] - once[0]:+.2f}" for _, once, greg in columns.values())),
-            ("gain, here", *(gain(greg, once) for once, greg in found.values())),
-            ("GReg-1, best epoch on the test set", *(greg.text("best") if greg else "" for _, greg in found.values())),
-        ]
-        bases = {run["base"]["accuracy"] for cells in found.values() for each in cells for run in each.runs}
+    for base in PAPER:
+        found = [look(setting) for column in columns(base) for setting in column.settings]
+        bases = {run["base"]["accuracy"] for each in found for run in each.runs}
         here = ", ".join(f"{value:.2f} %" for value in sorted(bases)) or "not run"
         title = f"Table 1: {base.model} on {base.data}; base network {base.accuracy} % in the paper, {here} here"
-        result.append(Grid(title, ("ratio", *(f"{ratio:g}" for ratio in columns)), tuple(lines)))
+        result.append(versus(title, "ratio", columns(base), look))
     return result
+
+
+def verdicts(look: Look) -> list[Verdict]:
+    return [verdict for base in PAPER for column in columns(base) for verdict in column.verdicts(look)]
 
 
 EXPERIMENT = Experiment(
     "table1",
     "one-shot against GReg-1",
     tuple(
-        Row(f"{base.model}-{ratio:g}", f"{base.model}, ratio {ratio:g}", pair(base, ratio))
-        for base, columns in PAPER.items()
-        for ratio in columns
+        Row(column.name, f"{base.model}, ratio {column.ratio:g}", column.settings)
+        for base in PAPER
+        for column in columns(base)
     ),
     grids,
+    verdicts=verdicts,
 )
