@@ -20,7 +20,7 @@ endef
 export SOUND
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean venv python
+.PHONY: help demo test lint bench tables clean venv python
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | while IFS="$$(printf '\t')" \
@@ -39,6 +39,9 @@ lint: venv  ## style and types only
 
 bench: venv  ## what the penalty adds to a training step on this machine
 	@$(BIN)/python benchmarks/penalty.py --rounds 8 --steps 2 $(ARGS)
+
+tables: venv  ## docs/reproduction.md's tables and figures from results/paper
+	@$(BIN)/python docs/tables.py $(ARGS)
 
 clean:  ## remove what make and the checks built, never runs/ nor results/
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from growprune.paper.bars import BARS
 from growprune.paper.grid import Experiment, Grid, markdown, to_json
 from growprune.paper.reproduce import Lab, missing
-from growprune.paper.setting import Scale
-from growprune.report import document, html_figure, html_table, text_table
+from growprune.paper.setting import Base, Scale
+from growprune.report import document, duration, html_figure, html_table, text_table
+from growprune.run import read_json
 from growprune.storage import write_whole
 
 WORDS: dict[Scale, str] = {
@@ -83,3 +86,35 @@ def publish(comparison: Comparison, place: Path) -> Path:
         write_whole(place / f"{figure}.png", blob)
     write_whole(page := place / f"{stem}.html", comparison.html().encode())
     return page
+
+
+# -- over all experiments --------------------------------------------------------------------------------------------
+
+
+def bars_met(lab: Lab, experiments: Sequence[Experiment]) -> Grid:
+    """How often each bar was met, and where it was missed."""
+    lines, missed = [], []
+    verdicts = [(each.name, verdict) for each in experiments for verdict in each.verdicts(lab.look)]
+    for bar, words in BARS.items():
+        asked = [(name, verdict) for name, verdict in verdicts if verdict.bar == bar]
+        counts = [sum(verdict.met is state for _, verdict in asked) for state in (True, False, None)]
+        lines.append((words, str(len(asked)), *map(str, counts)))
+        missed += [f"{name} {verdict.row} ({bar}: {verdict.value})" for name, verdict in asked if verdict.met is False]
+    remarks = (f"Missed: {'; '.join(missed)}.",) if missed else ()
+    return Grid(f"Bars, {lab.scale} scale", ("bar", "asked of", "met", "missed", "not run"), tuple(lines), remarks)
+
+
+def bases_trained(lab: Lab, bases: Sequence[Base]) -> Grid:
+    """The base networks that all runs began from."""
+    lines = []
+    for base in bases:
+        about = lab.shelf.about(base)
+        if not about.exists():
+            lines.append((base.name, f"{base.accuracy:.2f} %", "not run", "", "", ""))
+            continue
+        facts = read_json(about)
+        how = f"{facts['config']['epochs']} epochs, {facts['config']['lr']}, batch {facts['config']['batch']}"
+        where = f"{duration(facts['seconds'])} on {facts['environment']['device_name']}"
+        accuracy = f"{facts['accuracy']:.2f} %"
+        lines.append((base.name, f"{base.accuracy:.2f} %", accuracy, how, where, facts["sha256"][:16]))
+    return Grid("Base networks", ("network", "paper", "here", "how", "time", "SHA-256"), tuple(lines))

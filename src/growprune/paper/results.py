@@ -67,12 +67,14 @@ class Shelf:
 
     # -- base networks -----------------------------------------------------------------------------------------------
 
+    def about(self, base: Base) -> Path:
+        return self.out / f"base-{base.named(self.scale)}.json"
+
     def ground(self, base: Base) -> Ground | None:
         """The base network, if it has been trained; runs that began from it cannot go with another."""
-        about = self.out / f"base-{base.named(self.scale)}.json"
-        if not about.exists():
+        if not self.about(base).exists():
             return None
-        facts = read_json(about)
+        facts = read_json(self.about(base))
         file = self.out / "bases" / f"{base.named(self.scale)}-{facts['sha256'][:16]}.safetensors"
         if not file.exists() or digest(file) != facts["sha256"]:
             state = "has changed" if file.exists() else "is gone"
@@ -93,7 +95,7 @@ class Shelf:
         facts = slim(folder)
         notes = [note["accuracy"] for note in notes_of(folder)]
         put(
-            self.out / f"base-{base.named(self.scale)}.json",
+            self.about(base),
             facts | {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes},
         )
 

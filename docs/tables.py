@@ -1,0 +1,69 @@
+"""The tables and figures of docs/reproduction.md, made from results/paper.
+
+    python docs/tables.py            write them into the document, and the figures beside it
+    python docs/tables.py --check    exit 1 if the document does not say what the results give (words, not pictures)
+
+A table stands between `<!-- NAME SCALE -->` and `<!-- end -->`: NAME as of `growprune reproduce`, or bars, or bases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from growprune import paper
+from growprune.paper.comparison import bars_met, bases_trained, compared
+from growprune.paper.grid import markdown
+from growprune.paper.reproduce import Lab
+from growprune.paper.setting import RESNET56, VGG19
+
+HERE = Path(__file__).parent
+SECTION = re.compile(r"<!-- (\w+) (paper|short) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
+    """One section's words, and its pictures by name."""
+    if name == "bars":
+        return markdown(bars_met(lab, [paper.find(each) for each in paper.NAMES])), {}
+    if name == "bases":
+        return markdown(bases_trained(lab, (RESNET56, VGG19))), {}
+    comparison = compared(lab, paper.find(name))
+    pictures = "\n".join(f"![{comparison.experiment.title}](figures/{each}.png)\n" for each in comparison.figures)
+    return f"{comparison.markdown()}\n{pictures}".strip(), comparison.figures
+
+
+def filled(text: str, results: Path) -> tuple[str, dict[str, bytes]]:
+    """The document with every section made anew."""
+    figures: dict[str, bytes] = {}
+
+    def made(match: re.Match[str]) -> str:
+        name, scale = match.groups()
+        words, pictures = section(name, Lab(results, scale))  # type: ignore[arg-type]
+        figures.update(pictures)
+        return f"<!-- {name} {scale} -->\n\n{words}\n\n<!-- end -->"
+
+    return SECTION.sub(made, text), figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if something would change")
+    parser.add_argument("--results", type=Path, default=HERE.parent / "results" / "paper")
+    parser.add_argument("--document", type=Path, default=HERE / "reproduction.md")
+    asked = parser.parse_args()
+    text = asked.document.read_text()
+    new, figures = filled(text, asked.results)
+    if asked.check:
+        if new != text:
+            sys.exit(f"{asked.document}: not what {asked.results} gives: run make tables")
+        return
+    asked.document.write_text(new)
+    for name, blob in figures.items():
+        (place := asked.document.parent / "figures").mkdir(exist_ok=True)
+        (place / f"{name}.png").write_bytes(blob)
+
+
+if __name__ == "__main__":
+    main()
