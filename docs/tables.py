@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from growprune import paper
@@ -47,12 +48,12 @@ def filled(text: str, results: Path) -> tuple[str, dict[str, bytes]]:
     return SECTION.sub(made, text), figures
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if something would change")
     parser.add_argument("--results", type=Path, default=HERE.parent / "results" / "paper")
     parser.add_argument("--document", type=Path, default=HERE / "reproduction.md")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     text = asked.document.read_text()
     new, figures = filled(text, asked.results)
     if asked.check:

@@ -317,6 +317,7 @@ def reproduce(
     options = {key: getattr(asked, key) for key in ("data_dir", "compile", "deterministic")}
     lab = Lab(Path(asked.out), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
+    experiment.settings(only)  # a row that is not there is refused, with --no-run too
     stopped: StoppedError | None = None
     if asked.run:
         try:

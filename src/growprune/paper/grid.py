@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from growprune.errors import GrowpruneError, nearest
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
 from growprune.paper.results import Found
@@ -46,7 +47,12 @@ class Experiment:
     verdicts: Callable[[Look], list[Verdict]] = field(default=lambda look: [])
 
     def settings(self, only: Sequence[str] = ()) -> list[Setting]:
-        """All there is to run, each once, in order."""
+        """All there is to run, each once, in order; `only` of these rows."""
+        known = [row.name for row in self.rows]
+        for name in only:
+            if name not in known:
+                hint = nearest(name, known) or f"; there are {', '.join(known)}"
+                raise GrowpruneError(f"--only: {self.name} has no row '{name}'{hint}")
         chosen = [row for row in self.rows if not only or row.name in only]
         return list(dict.fromkeys(setting for row in chosen for setting in row.settings))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from growprune.config import Config, Prune
-from growprune.errors import GrowpruneError, nearest
 from growprune.jobs import run, side_by_side, usable
 from growprune.paper.grid import Experiment
 from growprune.paper.results import Found, Ground, Shelf
@@ -58,11 +57,6 @@ class Lab:
 
 def missing(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Wanted:
     """The runs that are not done; the first seed of all settings comes before the second of any."""
-    known = [row.name for row in experiment.rows]
-    for name in only:
-        if name not in known:
-            hint = nearest(name, known) or f"; there are {', '.join(known)}"
-            raise GrowpruneError(f"--only: {experiment.name} has no row '{name}'{hint}")
     settings = experiment.settings(only)
     return [(each, seed) for seed in range(lab.seeds) for each in settings if not lab.shelf.file(each, seed).exists()]
 

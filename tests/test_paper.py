@@ -1,0 +1,621 @@
+"""`growprune reproduce`: its settings are the paper's, its runs are kept and go on, its tables say what there is.
+
+Runs are real, at smoke scale on the CPU, each command in a process of its own. `shelf` does one row of every table.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import runpy
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from growprune import GrowpruneError, paper
+from growprune.config import Prune, Train
+from growprune.paper import bars, ku, obd, random, table1, table2
+from growprune.paper.comparison import bars_met, compared
+from growprune.paper.grid import same_filters
+from growprune.paper.reproduce import Lab, forecast, missing
+from growprune.paper.results import Found
+from growprune.paper.setting import RESNET56, VGG19, Scale, Setting
+from growprune.recipe import schedule
+from runs import Done, Shop, contents, steps, timeless, until
+
+REPOSITORY = Path(__file__).parents[1]
+ROWS = {
+    "table1": "resnet56-0.9",
+    "table2": "vgg19-greg1,vgg19-greg2",
+    "obd": "resnet56-0.9",
+    "random": "resnet56",
+    "ku": "resnet56-5",
+    "figure1": "resnet56",
+    "scopes": "0.9",
+}
+"""What is run of each, with two seeds of `random`; rows share some runs, which are done once."""
+
+FIFTH = "smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku5-seed0"
+ONCE = "smoke-resnet56-cifar10-oneshot-0_0.9_0.9_0.9-seed0"
+GREG1 = "smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0"
+
+SETTINGS = [setting for name in paper.NAMES for setting in paper.find(name).settings()]
+PLAIN = [setting for setting in SETTINGS if setting.watched is None]
+
+
+def command(name: str, out: Path, *more: object) -> tuple[object, ...]:
+    return "reproduce", name, "--scale", "smoke", "--device", "cpu", "--out", out, *more
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    found = Shop(tmp_path_factory.mktemp("shop"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, Any]:
+    """What the commands of `shelf` printed, by name: stdout as JSON, and stderr."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def shelf(shop: Shop, said: dict[str, Any]) -> Path:
+    out = shop.path / "shelf"
+    for name, rows in ROWS.items():
+        seeds = 2 if name == "random" else 1
+        done = shop.done(*command(name, out, "--only", rows, "--json", "--seeds", seeds))
+        said[name] = json.loads(done.out), done.err
+    return out
+
+
+def bare(shelf: Path, place: Path, *kept: str) -> Path:
+    """The base networks of a shelf alone, and the results named."""
+    place.mkdir()
+    shutil.copytree(shelf / "bases", place / "bases")
+    for path in [*shelf.glob("base-*.json"), *(shelf / f"{key}.json" for key in kept)]:
+        shutil.copy(path, place)
+    return place
+
+
+def read(shelf: Path, key: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((shelf / f"{key}.json").read_text())
+    return found
+
+
+def line(grid: dict[str, Any], name: str) -> dict[str, str]:
+    """One line of a table, by its columns."""
+    return next(dict(zip(grid["head"], cells, strict=True)) for cells in grid["lines"] if cells[0] == name)
+
+
+# -- the settings are the paper's ------------------------------------------------------------------------------------
+
+
+def config(setting: Setting, scale: Scale) -> Prune:
+    return setting.config(scale, 0, Path("base"))
+
+
+def test_configurations_are_the_papers() -> None:
+    wanted = {
+        "batch": 256, "prune_batch": 256, "epochs": 120, "lr": "0:1e-2,60:1e-3,90:1e-4", "prune_lr": 1e-3,
+        "momentum": 0.9, "weight_decay": 5e-4, "delta_lambda": 1e-4, "delta_lambda_pick": 1e-5, "tau": 1.0,
+        "tau_pick": 0.01, "ks": 5000, "warm_up": 0.0, "label_smoothing": 0.0, "nesterov": False, "augment": True,
+        "gamma": None, "stop_ratio": None,
+    }  # fmt: skip
+    for setting in PLAIN:
+        for scale in ("paper", "short"):
+            found = asdict(config(setting, scale))
+            assert {key: found[key] for key in wanted} == wanted
+            steps_between = 1 if scale == "short" and not setting.paper_scale else 10
+            assert setting.schedule == "oneshot" or found["ku"] == (setting.ku or steps_between)
+            assert (found["model"], found["data"]) == (setting.base.model, setting.base.data)
+
+
+def test_the_short_scale_differs_by_ku_alone() -> None:
+    for setting in SETTINGS:
+        there, here = asdict(config(setting, "paper")), asdict(config(setting, "short"))
+        assert {key for key in there if there[key] != here[key]} <= {"ku"}
+        assert there == here or (setting.schedule == "greg1" and setting.ku is None and not setting.paper_scale)
+
+
+@pytest.mark.parametrize(
+    ("setting", "scale", "length"),
+    [
+        (table1.pair(RESNET56, 0.9)[1], "paper", 105_000),
+        (table1.pair(RESNET56, 0.9)[1], "short", 15_000),
+        (table1.pair(RESNET56, 0.9)[0], "paper", 0),
+        (table2.both(VGG19)[0], "short", 105_000),
+        (table2.both(VGG19)[1], "short", 114_000),
+        (table2.both(VGG19)[1], "paper", 114_000),
+        *((ku.setting(VGG19, each), "paper", 10_000 * each + 5_000) for each in (1, 5, 10, 15, 20)),
+        *((ku.setting(VGG19, each), "short", 10_000 * each + 5_000) for each in (1, 5, 10, 15, 20)),
+    ],
+)  # fmt: skip
+def test_schedules_are_as_long_as_the_papers(setting: Setting, scale: Scale, length: int) -> None:
+    assert schedule(config(setting, scale)).total_steps == length
+
+
+def test_figure_1_ends_where_the_papers_iterations_do() -> None:
+    for base in (RESNET56, VGG19):
+        (setting,) = paper.find("figure1").settings([base.model])
+        for scale in ("paper", "short"):
+            found = config(setting, scale)
+            assert schedule(found).total_steps == pytest.approx(30_000, rel=0.002)
+            assert (found.ku, found.tau_pick, found.epochs) == (10, 0.03, 0)
+    assert table1.ratios(VGG19, 0.7) == table2.OURS[VGG19][3] == "[0:0, 1-15:0.7]"
+
+
+def test_base_networks_are_trained_with_the_default_recipe() -> None:
+    assert RESNET56.config("paper") == RESNET56.config("short") == Train(model="resnet56", data="cifar10", epochs=100)
+    assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200)
+
+
+def test_keys_are_those_that_results_are_kept_under() -> None:
+    """Golden: under another key a finished run would be done again."""
+    found = {setting.key(scale, 0) for setting in SETTINGS for scale in ("paper", "short", "smoke")}
+    assert found >= {
+        "resnet56-cifar10-oneshot-0_0.5_0.5_0.5-seed0",
+        "resnet56-cifar10-greg1-0_0.925_0.925_0.925-ku10-seed0",
+        "resnet56-cifar10-greg1-0_0.9_0.9_0.9-path-ku1-seed0",
+        "resnet56-cifar10-greg1-0_0.9_0.9_0.9-random-ku1-seed0",
+        "resnet56-cifar10-greg2-0_0.75_0.75_0.32-ku10-seed0",
+        "resnet56-cifar10-greg2-0_0.5_0.5_0.5-ku10-watched-seed0",
+        "vgg19-cifar100-greg1-0_0_1_15_0.7-ku20-seed0",
+        "vgg19-cifar100-oneshot-global0.95-obd-seed0",
+        "smoke-vgg19-cifar100-greg1-0_0_1_15_0.8-ku1-seed0",
+    }
+    assert len(found) == 140
+
+
+def test_a_key_is_one_run_and_a_run_one_key() -> None:
+    runs: dict[str, str] = {}
+    for setting in SETTINGS:
+        for scale in ("paper", "short", "smoke"):
+            for seed in (0, 1):
+                asked = json.dumps(setting.config(scale, seed, Path("base")).to_json())
+                assert runs.setdefault(setting.key(scale, seed), asked) == asked
+    assert len(set(runs.values())) == len(runs)
+
+
+def test_one_shot_is_the_same_run_at_both_scales_and_greg1_is_not() -> None:
+    once, greg = table1.pair(VGG19, 0.6)
+    assert once.key("short", 1) == once.key("paper", 1)
+    assert greg.key("short", 1) != greg.key("paper", 1)
+    assert ku.setting(VGG19, 10).key("short", 0) == table1.pair(VGG19, 0.7)[1].key("paper", 0)
+
+
+# -- the paper's numbers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "gains"),
+    [
+        (table1.columns(RESNET56), [0.09, 0.35, 2.15, 1.08, 3.18]),
+        (table1.columns(VGG19), [0.01, 0.06, 1.30, 1.96, 5.73]),
+        (obd.columns(RESNET56), [0.04, 0.37, 0.55, 1.22, 1.79]),
+        (obd.columns(VGG19), [0.40, 0.88, 3.29, 3.69, 5.34]),
+    ],
+)
+def test_gains_are_those_that_the_paper_prints(columns: list[Any], gains: list[float]) -> None:
+    assert [column.gain for column in columns] == gains
+
+
+def test_random_picks_have_the_mean_and_deviation_that_the_paper_prints() -> None:
+    for base in (RESNET56, VGG19):
+        for values, mean, spread in random.PAPER[base]:
+            assert statistics.mean(values) == pytest.approx(mean, abs=0.0051)
+            found = Found(tuple({"accuracy": {"final": value}} for value in values))
+            assert found.spread() == pytest.approx(spread, abs=0.0051)
+            assert statistics.stdev(values) != pytest.approx(spread, abs=0.0051)
+
+
+def test_tables_agree_where_they_show_the_same_run() -> None:
+    for base in (RESNET56, VGG19):
+        ratio, columns, baseline = ku.PAPER[base]
+        assert table1.PAPER[base][ratio][1:] == (baseline, columns[10])
+        assert ratio == random.RATIO[base]
+
+
+# -- what is to do ---------------------------------------------------------------------------------------------------
+
+
+def test_the_first_seed_of_all_comes_before_the_second_of_any(tmp_path: Path) -> None:
+    found = missing(Lab(tmp_path, seeds=3), table1.EXPERIMENT)
+    assert [seed for _, seed in found] == [0] * 20 + [1] * 20 + [2] * 20
+    assert [setting for setting, _ in found[:20]] == [setting for setting, _ in found[20:40]]
+
+
+def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> None:
+    lab, pair = Lab(tmp_path, seeds=2), table1.pair(VGG19, 0.8)
+    assert missing(lab, table1.EXPERIMENT, ["vgg19-0.8"]) == [(each, seed) for seed in (0, 1) for each in pair]
+    lab.shelf.file(pair[1], 0).write_text("{}")
+    assert missing(lab, table1.EXPERIMENT, ["vgg19-0.8"]) == [(pair[0], 0), (pair[0], 1), (pair[1], 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "bases", "runs"),
+    [
+        ("table1", 2, 20),
+        ("table2", 2, 4),
+        ("obd", 2, 20),
+        ("random", 2, 4),
+        ("ku", 2, 12),
+        ("figure1", 2, 2),
+        ("scopes", 1, 6),
+    ],
+)
+def test_the_forecast_counts_runs_and_time(tmp_path: Path, name: str, bases: int, runs: int) -> None:
+    for seeds in (1, 3):
+        lab = Lab(tmp_path, seeds=seeds, device="cpu")
+        wanted = missing(lab, paper.find(name))
+        trained = list(dict.fromkeys(setting.base for setting, _ in wanted))
+        text = forecast(lab, trained, wanted)
+        networks = f"{bases} base network{'s' if bases > 1 else ''} to train and "
+        assert text.startswith(f"{networks}{runs * seeds} runs to do, about ")
+        assert forecast(lab, [], wanted).startswith(f"{runs * seeds} runs to do, about ")
+
+
+def test_the_forecast_goes_by_runs_that_were_done(tmp_path: Path) -> None:
+    once = table1.pair(RESNET56, 0.5)[0]
+    lab = Lab(tmp_path, device="cpu")
+    facts = {"steps": 100, "parallel": 2, "environment": {"device": "cpu"}}
+    lab.shelf.file(once, 0).write_text(json.dumps({"seconds": 200.0, **facts}))  # a second a step and run
+    assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 6 h 30 min on this device"  # 120 epochs of 195 steps
+
+
+# -- real runs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", paper.NAMES)
+def test_every_table_is_run_and_shown(shelf: Path, said: dict[str, Any], name: str) -> None:
+    found, err = said[name]
+    experiment = paper.find(name)
+    assert (found["name"], found["scale"]) == (name, "smoke")
+    done: set[Setting] = set()
+    for each in paper.NAMES[: paper.NAMES.index(name) + 1]:
+        done |= set(paper.find(each).settings(ROWS[each].split(",")))
+    there = {setting.key("smoke", 0) for setting in done}
+    left = [row for row in experiment.rows if any(each.key("smoke", 0) not in there for each in row.settings)]
+    assert found["missing"] == [row.name for row in left]
+    numbers = re.findall(r"\d+\.\d\d", json.dumps(found["grids"], ensure_ascii=False))
+    unrun = [to for grid in experiment.grids(lambda setting: Found(())) for to in grid.lines]
+    assert len(numbers) > len(re.findall(r"\d+\.\d\d", json.dumps(unrun)))
+    assert re.search(r"(?m)^growprune: .*\d+ runs? to do, about .* on this device$", err)
+
+
+def test_only_what_was_asked_for_is_run(shelf: Path, said: dict[str, Any]) -> None:
+    keys = {
+        setting.key("smoke", seed)
+        for name, rows in ROWS.items()
+        for setting in paper.find(name).settings(rows.split(","))
+        for seed in range(2 if name == "random" else 1)
+    }
+    assert {path.stem for path in shelf.glob("smoke-*.json")} == keys
+    assert {path.name for path in (shelf / "runs").iterdir()} == {
+        *keys, "base-smoke-resnet56-cifar10", "base-smoke-vgg19-cifar100",
+    }  # fmt: skip
+    assert "growprune: 1 base network to train and 2 runs to do" in said["table1"][1]
+    assert "growprune: 1 base network to train and 2 runs to do" in said["table2"][1]
+    assert "growprune: 2 runs to do" in said["obd"][1]
+    assert "\ngrowprune: 1 run to do" in "\n" + said["ku"][1]  # one-shot was there
+
+
+def test_a_result_says_what_was_run_on_what_and_what_came_of_it(shelf: Path) -> None:
+    found = read(shelf, GREG1)
+    base = read(shelf, "base-smoke-resnet56-cifar10")
+    assert found["config"]["seed"] == 0
+    assert {"weights", "data_dir", "device"}.isdisjoint(found["config"])
+    assert {each.name for each in fields(Prune)} >= set(found["config"]) - {"command"}
+    assert found["base"] == {"sha256": base["sha256"], "accuracy": base["accuracy"]}
+    assert found["accuracy"]["base"] == base["accuracy"]
+    assert len(found["course"]) == found["config"]["epochs"] == 2
+    assert found["accuracy"]["best"] == max(*found["course"], found["accuracy"]["final"])
+    assert found["course"][-1] == pytest.approx(found["accuracy"]["final"])
+    assert found["seconds"] > 0
+    assert found["environment"].keys() >= {"growprune", "torch", "python", "device_name"}
+    assert found["pushing"][-1]["lambda"] == pytest.approx(1.1)
+    assert (shelf / f"{GREG1}.json").stat().st_size < 10_000
+    (network,) = (shelf / "bases").glob("smoke-resnet56-*")
+    assert network.name == f"smoke-resnet56-cifar10-{base['sha256'][:16]}.safetensors"
+
+
+def test_both_methods_removed_the_same_filters_of_the_same_base(shelf: Path, said: dict[str, Any]) -> None:
+    for name, column in (("table1", "0.9"), ("obd", "0.9"), ("random", "pick 1"), ("random", "pick 2")):
+        assert line(said[name][0]["grids"][0], "the same filters removed")[column] == "yes"
+    assert line(said["ku"][0]["grids"][0], "the same filters as one-shot")["5"] == "yes"
+    gone = {key: read(shelf, key)["gone"] for key in (ONCE, GREG1, FIFTH)}
+    assert len(set(gone.values())) == 1
+    picks = [read(shelf, f"smoke-resnet56-cifar10-oneshot-0_0.9_0.9_0.9-random-seed{seed}")["gone"] for seed in (0, 1)]
+    assert len({*picks, *gone.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "cell"),
+    [
+        ({"gone": "0123"}, "NO"),
+        ({"base": {"sha256": "0", "accuracy": 95.0}}, "NO: other base"),
+        ({"gone": None}, "not known"),
+    ],
+)
+def test_other_filters_or_another_base_are_told(shelf: Path, tmp_path: Path, change: dict[str, Any], cell: str) -> None:
+    out = bare(shelf, tmp_path / "out", ONCE)
+    (out / f"{GREG1}.json").write_text(json.dumps(read(shelf, GREG1) | change))
+    found = compared(Lab(out, "smoke"), table1.EXPERIMENT)
+    assert line(found.to_json()["grids"][0], "the same filters removed")["0.9"] == cell
+    assert ("Warning: where it says NO" in found.markdown()) == cell.startswith("NO")
+
+
+def test_seeds_add_runs_and_a_pick_a_seed(shelf: Path, said: dict[str, Any]) -> None:
+    grid = said["random"][0]["grids"][0]
+    runs = [read(shelf, f"smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-random-ku1-seed{seed}") for seed in (0, 1)]
+    finals = [run["accuracy"]["final"] for run in runs]
+    shown = line(grid, "GReg-1, here: last epoch")
+    assert [shown["pick 1"], shown["pick 2"], shown["pick 3"]] == [*(f"{final:.2f}" for final in finals), ""]
+    assert shown["mean"] == f"{statistics.mean(finals):.2f} ± {statistics.pstdev(finals):.2f} (2)"
+    order = [text.partition(":")[0] for text in said["random"][1].splitlines() if ": finetune: 36 steps" in text]
+    assert [key[-5:] for key in order] == ["seed0", "seed0", "seed1", "seed1"]
+
+
+def test_json_page_and_markdown_say_the_same(shelf: Path, said: dict[str, Any]) -> None:
+    for name in paper.NAMES:
+        found = said[name][0]
+        place = shelf / "tables" / f"{name}-smoke"
+        assert json.loads(place.with_suffix(".json").read_text()) == found
+        plain = place.with_suffix(".md").read_text()
+        page = html.unescape(place.with_suffix(".html").read_text())
+        for grid in found["grids"]:
+            for cells in (grid["head"], *grid["lines"]):
+                assert f"| {' | '.join(cells)} |" in plain
+                assert all(f">{cell}<" in page for cell in cells)
+            assert all(remark in plain and remark in page for remark in [grid["title"], *grid["remarks"]])
+        for row in found["missing"]:
+            assert re.search(rf"missing: .*\b{re.escape(row)}[,.]", plain)
+            assert re.search(rf"missing: .*\b{re.escape(row)}[,.]", page)
+
+
+def test_finished_runs_are_not_done_twice(shop: Shop, shelf: Path) -> None:
+    def kept() -> dict[str, Any]:
+        return {name: it for name, it in contents(shelf).items() if not name.startswith("tables/")}
+
+    before = kept()
+    done = shop.done(*command("table1", shelf, "--only", ROWS["table1"]))
+    assert done.err == "growprune: every run is there: nothing to do\n"
+    assert f"Report: {shelf / 'tables' / 'table1-smoke.html'}" in done.out
+    assert kept() == before
+
+
+def broken_off(shop: Shop, asked: tuple[object, ...], run: Path, number: int, at: int) -> Done:
+    """How a command ended that got a signal once its run had come to step `at`; again if it was through by then."""
+    for _ in range(5):
+        working = shop.fork(*asked)
+        until(lambda: [step for step in steps(run) if step >= at], working.alive)
+        time.sleep(0 if at else 0.3)  # some steps on
+        if working.alive():
+            working.kill(number)
+        if (done := working.wait()).code:
+            return done
+        shutil.rmtree(run)
+        (run.parents[1] / f"{run.name}.json").unlink()
+    raise AssertionError("it was always faster")
+
+
+@pytest.mark.parametrize(("number", "at"), [(signal.SIGTERM, 0), (signal.SIGKILL, 60)])
+def test_an_interrupted_run_goes_on_to_the_same_result(
+    shop: Shop, shelf: Path, tmp_path: Path, number: signal.Signals, at: int
+) -> None:
+    """Asked to end while GReg-1 pushes; killed while it is fine-tuned."""
+    out = bare(shelf, tmp_path / "out", ONCE)
+    asked, run = command("ku", out, "--only", "resnet56-5"), out / "runs" / FIFTH
+    done = broken_off(shop, asked, run, number, at)
+    assert not (out / f"{FIFTH}.json").exists()
+    if number == signal.SIGTERM:
+        assert done.code == 143
+        assert done.err.endswith("growprune: stopped, all saved; the same command goes on with it\n")
+        assert "resnet56-5" in done.out  # missing
+    else:
+        assert done.code == -signal.SIGKILL
+    again = shop.done(*asked)
+    (step,) = map(int, re.findall(r"going on at step (\d+)", again.err))
+    assert step < 60 if number == signal.SIGTERM else step == at
+    assert timeless(read(out, FIFTH)) == timeless(read(shelf, FIFTH))
+    assert (run / "model.safetensors").read_bytes() == (shelf / "runs" / FIFTH / "model.safetensors").read_bytes()
+
+
+def test_a_run_that_was_finished_but_not_shelved_is_shelved(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    """Killed in between: nothing is trained again."""
+    out = bare(shelf, tmp_path / "out", ONCE)
+    shutil.copytree(shelf / "runs" / GREG1, out / "runs" / GREG1)
+    config = (out / "runs" / GREG1 / "config.json").read_text()
+    (out / "runs" / GREG1 / "config.json").write_text(config.replace(str(shelf.resolve()), str(out.resolve())))
+    done = shop.done(*command("table1", out, "--only", "resnet56-0.9"))
+    assert "finished before: nothing was done" in done.err
+    assert read(out, GREG1) == read(shelf, GREG1)
+
+
+def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    done = shop.done(*command("table1", empty, "--no-run"))
+    assert done.err == ""
+    assert "not run" in done.out
+    words = " ".join(done.out.split())
+    assert f"missing: {', '.join(row.name for row in table1.EXPERIMENT.rows)}." in words
+    assert {path.name for path in empty.iterdir()} == {"tables"}
+    out = bare(shelf, tmp_path / "out", ONCE, GREG1)
+    found = json.loads(shop.done(*command("table1", out, "--no-run", "--json")).out)
+    assert "resnet56-0.9" not in found["missing"]
+    assert len(found["missing"]) == 9
+    shown = line(found["grids"][0], "GReg-1, here: last epoch")
+    assert shown["0.9"] == f"{read(shelf, GREG1)['accuracy']['final']:.2f}"
+    assert shown["0.5"] == "not run"
+    assert not (out / "runs").exists()
+
+
+@pytest.mark.parametrize("state", ["is gone", "has changed"])
+def test_another_base_network_is_refused(shop: Shop, shelf: Path, tmp_path: Path, state: str) -> None:
+    out = bare(shelf, tmp_path / "out")
+    (network,) = (out / "bases").glob("smoke-resnet56-*")
+    if state == "is gone":
+        network.unlink()
+    else:
+        network.write_bytes(network.read_bytes()[:-1] + b"\x7f")
+    before = contents(out)
+    said = shop.refused(*command("table1", out, "--only", "resnet56-0.9"))
+    assert said == (
+        f"growprune: {network}: the base network of the runs in {out} {state}: put it back, or give another --out"
+    )
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("tabel1",), "reproduce: no 'tabel1', did you mean 'table1'?"),
+        (("xyz",), "reproduce: no 'xyz'; there are table1, table2, obd, random, ku, figure1, scopes"),
+        (("table1", "--only", "resnet56-.9"), "--only: table1 has no row 'resnet56-.9', did you mean 'resnet56-0.9'?"),
+        (("scopes", "--only", "x"), "--only: scopes has no row 'x'; there are 0.7, 0.9"),
+        (("scopes", "--no-run", "--only", "0.7,0.8"), "--only: scopes has no row '0.8', did you mean '0.9'?"),
+        (("table1", "--seeds", "11"), "--seeds"),
+        (("table1", "--scale", "papr"), "--scale"),
+    ],
+)
+def test_what_there_is_not_is_refused(shop: Shop, tmp_path: Path, given: tuple[str, ...], said: str) -> None:
+    assert said in shop.refused("reproduce", *given, "--device", "cpu", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# -- bars ------------------------------------------------------------------------------------------------------------
+
+
+def of(*values: float) -> Found:
+    return Found(tuple({"accuracy": {"final": value, "best": value}} for value in values))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text", "met"),
+    [
+        (bars.accuracy("", of(92.7), 93.0), "-0.30", True),
+        (bars.accuracy("", of(92.69), 93.0), "-0.31 ✗", False),
+        (bars.accuracy("", of(92.4, 93.4), 93.0), "-0.10", True),
+        (bars.accuracy("", of(), 93.0), "", None),
+        (bars.gain("", of(90.0), of(91.0), 2.0), "0.50", True),
+        (bars.gain("", of(90.0), of(90.99), 2.0), "0.49 ✗", False),
+        (bars.gain("", of(90.0), of(90.0), 0.0001), "0.00 ✗", False),
+        (bars.gain("", of(90.0), of(), 2.0), "", None),
+        (bars.order("", of(93.3), of(93.2)), "-0.10", True),
+        (bars.order("", of(93.3), of(93.19)), "-0.11 ✗", False),
+        (bars.order("", of(), of(93.19)), "", None),
+    ],
+)
+def test_bars(verdict: bars.Verdict, text: str, met: bool | None) -> None:
+    assert (verdict.text, verdict.met) == (text, met)
+
+
+def test_bars_are_asked_of_the_rows_they_are_for(tmp_path: Path) -> None:
+    asked = {name: [verdict.bar for verdict in paper.find(name).verdicts(lambda _: of())] for name in paper.NAMES}
+    count = {name: [bar.count(each) for each in ("accuracy", "gain", "order")] for name, bar in asked.items()}
+    assert count == {
+        "table1": [20, 7, 0], "table2": [4, 0, 2], "obd": [0, 10, 0], "random": [4, 2, 0], "ku": [10, 0, 0],
+        "figure1": [0, 0, 0], "scopes": [0, 0, 0],
+    }  # fmt: skip
+    grid = bars_met(Lab(tmp_path), [paper.find(name) for name in paper.NAMES])
+    assert [cells[1:] for cells in grid.lines] == [("38", "0", "0", "38"), ("19", "0", "0", "19"), ("2", "0", "0", "2")]
+
+
+def test_a_missed_bar_is_marked_where_it_is_meant() -> None:
+    """At ratio 0.5 nothing is asked of the gain, which is marked at 0.9; nor of OBD's accuracies."""
+
+    def look(setting: Setting) -> Found:
+        facts = {"speedup": 2.0, "config": {"seed": 0}, "base": {"sha256": "", "accuracy": 93.0}, "gone": "a"}
+        return Found(({"accuracy": {"final": 80.0, "best": 80.0}, **facts},))
+
+    grid = compared_grid(table1.EXPERIMENT.grids(look)[0])
+    assert list(line(grid, "gain here / gain paper").values())[1:] == ["0.00", *["0.00 ✗"] * 4]
+    assert line(grid, "one-shot − paper")["0.95"] == "-2.79 ✗"
+    other = compared_grid(obd.EXPERIMENT.grids(look)[0])
+    assert line(other, "GReg-1 − paper")["0.95"] == "-8.69"
+    assert line(other, "gain here / gain paper")["0.7"] == "0.00 ✗"
+
+
+def compared_grid(grid: Any) -> dict[str, Any]:
+    return {"head": grid.head, "lines": grid.lines}
+
+
+def test_filters_are_compared_seed_by_seed() -> None:
+    def run(seed: int, gone: str) -> dict[str, Any]:
+        return {"config": {"seed": seed}, "base": {"sha256": ""}, "gone": gone}
+
+    one = Found((run(0, "a"), run(1, "b")))
+    assert same_filters(one, Found((run(1, "b"),))) == "yes"
+    assert same_filters(one, Found((run(0, "a"), run(1, "c")))) == "NO"
+    assert same_filters(one, Found((run(2, "a"),))) == ""
+
+
+def test_an_unknown_experiment_is_an_error() -> None:
+    with pytest.raises(GrowpruneError, match="did you mean 'figure1'"):
+        paper.find("figure")
+
+
+# -- docs/reproduction.md --------------------------------------------------------------------------------------------
+
+
+SCRIPT = REPOSITORY / "docs" / "tables.py"
+
+
+def tables(*arguments: object) -> object:
+    """What the script leaves with."""
+    main = runpy.run_path(str(SCRIPT))["main"]
+    try:
+        main([str(each) for each in arguments])
+    except SystemExit as left:
+        return left.code
+    return 0
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="a source archive has no docs")
+def test_the_document_says_what_the_results_give() -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="a source archive has no docs")
+def test_the_document_is_made_from_results(shelf: Path, tmp_path: Path) -> None:
+    """Smoke results under the keys of real ones: every section takes what is there, and draws figures."""
+    (out := tmp_path / "paper").mkdir()
+    for path in [*shelf.glob("smoke-*.json"), *shelf.glob("base-smoke-*.json")]:
+        shutil.copy(path, out / path.name.replace("smoke-", "").replace("ku1-watched", "ku10-watched"))
+    document = tmp_path / "reproduction.md"
+    kinds = ("table1 short", "table1 paper", "figure1 paper", "bars short", "bases short")
+    document.write_text(
+        "Before.\n\n" + "".join(f"<!-- {kind} -->\nold\n<!-- end -->\n\n" for kind in kinds) + "After.\n"
+    )
+    given = ("--results", out, "--document", document)
+    said = f"{document}: not what {out} gives: run make tables"
+    assert tables("--check", *given) == said
+    assert "old" in document.read_text()
+    assert tables(*given) == 0
+    text = document.read_text()
+    assert text.startswith("Before.\n\n<!-- table1 short -->\n\n**Table 1")
+    assert text.endswith("<!-- end -->\n\nAfter.\n")
+    assert "old" not in text
+    final = f"{read(shelf, GREG1)['accuracy']['final']:.2f}"
+    short, long = text.split("<!-- table1 paper -->")
+    assert f"| {final} |" in short
+    assert "| GReg-1, here: last epoch | not run | not run | not run |" in long
+    assert "(figures/figure1-resnet56.png)" in long
+    assert (tmp_path / "figures" / "figure1-resnet56.png").read_bytes()[:4] == b"\x89PNG"
+    assert re.search(r"Missed: table1 resnet56-0.9 one-shot \(accuracy: -\d", long)
+    assert read(shelf, "base-smoke-vgg19-cifar100")["sha256"][:16] in long
+    assert tables("--check", *given) == 0
+    document.write_text(text.replace(final, "89.49"))
+    assert tables("--check", *given) == said
