@@ -298,7 +298,9 @@ def bench(given: Given, *, as_json: Json = False) -> None:
 def reproduce(
     given: Given,
     *,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="table1, table2, obd, random, ku, figure1 or scopes.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="table1, table2, obd, random, ku, figure1, scopes or causes.")
+    ],
     as_json: Json = False,
 ) -> None:
     """A table or figure of the paper, run and set beside it.

@@ -86,8 +86,12 @@ def published(mean: float, spread: float | None = None) -> str:
     return f"{mean:.2f}" + ("" if spread is None else f" ± {spread:.2f}")
 
 
-def difference(found: Found, other: Found) -> str:
+def gain(found: Found, other: Found) -> str:
     return f"{found.mean() - other.mean():+.2f}" if found and other else ""
+
+
+def drop(start: float | None, end: float) -> str:
+    return "" if start is None else f"{start - end:.2f}"
 
 
 def best(found: Found) -> str:
@@ -156,7 +160,7 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
         ("one-shot − paper", *shown(once for once, _ in near)),
         ("GReg-1 − paper", *shown(greg for _, greg in near)),
         ("gain, paper", *(f"{column.gain:+.2f}" for column in columns)),
-        ("gain, here", *(difference(greg, once) for once, greg in found)),
+        ("gain, here", *(gain(greg, once) for once, greg in found)),
         ("gain here / gain paper", *shown(shares)),
         ("the same filters removed", *same),
     )

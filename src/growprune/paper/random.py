@@ -11,7 +11,7 @@ from growprune.paper.grid import (
     Look,
     Row,
     best,
-    difference,
+    gain,
     published,
     same_filters,
     warned,
@@ -71,7 +71,7 @@ def grid(base: Base, look: Look) -> Grid:
     same = [same_filters(*each) for each in pairs]
     blank = [""] * len(picks)
     lines += [(f"{name} − paper", *blank, verdict.text) for name, verdict in zip(NAMES, near(base, look), strict=True)]
-    lines.append(("gain, here", *(difference(b, a) for a, b in pairs), difference(greg, once)))
+    lines.append(("gain, here", *(gain(b, a) for a, b in pairs), gain(greg, once)))
     lines.append(("gain here / gain paper", *blank, share(base, look).text))
     lines.append(("the same filters removed", *same, same_filters(once, greg)))
     head = ("", *(f"pick {seed + 1}" for seed in picks), "mean")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
-from growprune.paper.grid import Experiment, Grid, Look, Row
+from growprune.paper.grid import Experiment, Grid, Look, Row, drop
 from growprune.paper.grid import speedup as times_of
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
@@ -83,10 +83,6 @@ def remarks(base: Base, look: Look) -> tuple[str, ...]:
     if any(map(look, both(base))):
         said.append("✗ marks a missed bar: more than 0.3 below the paper, or GReg-2 more than 0.1 below GReg-1.")
     return *said, *REMARKS.get(base, ())
-
-
-def drop(start: float | None, end: float) -> str:
-    return "" if start is None else f"{start - end:.2f}"
 
 
 EXPERIMENT = Experiment(
