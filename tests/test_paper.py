@@ -295,6 +295,11 @@ def test_every_table_is_run_and_shown(shelf: Path, said: dict[str, Any], name: s
     assert re.search(r"(?m)^growprune: .*\d+ runs? to do, about .* on this device$", err)
 
 
+def test_a_figure_says_at_which_scale_it_was_run(shelf: Path) -> None:
+    assert [path.name for path in (shelf / "tables").glob("*.png")] == ["figure1-resnet56-smoke.png"]
+    assert "data:image/png;base64," in (shelf / "tables" / "figure1-smoke.html").read_text()
+
+
 def test_only_what_was_asked_for_is_run(shelf: Path, said: dict[str, Any]) -> None:
     keys = {
         setting.key("smoke", seed)

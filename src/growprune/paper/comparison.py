@@ -83,7 +83,7 @@ def publish(comparison: Comparison, place: Path) -> Path:
     write_whole(place / f"{stem}.md", comparison.markdown().encode())
     write_whole(place / f"{stem}.json", (json.dumps(comparison.to_json(), indent=1) + "\n").encode())
     for figure, blob in comparison.figures.items():
-        write_whole(place / f"{figure}.png", blob)
+        write_whole(place / f"{figure}-{comparison.scale}.png", blob)  # smoke must not take the place of paper
     write_whole(page := place / f"{stem}.html", comparison.html().encode())
     return page
 
