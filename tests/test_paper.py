@@ -22,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from growprune import GrowpruneError, paper
+import growprune as gp
+from growprune import GrowpruneError, models, paper
 from growprune.config import Prune, Train
-from growprune.paper import bars, ku, obd, random, table1, table2
+from growprune.paper import bars, imagenet, ku, obd, random, table1, table2, table3, table4
 from growprune.paper.comparison import bars_met, compared
 from growprune.paper.grid import same_filters
 from growprune.paper.reproduce import Lab, forecast, missing
 from growprune.paper.results import Found
-from growprune.paper.setting import RESNET56, VGG19, Scale, Setting
+from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.recipe import schedule
 from runs import Done, Shop, contents, steps, timeless, until
 
@@ -44,6 +46,8 @@ ROWS = {
     "figure1": "resnet56",
     "scopes": "0.9",
     "causes": "normalize",
+    "table3": "resnet50-3.06",
+    "table4": "greg1",
 }
 """What is run of each, with two seeds of `random`; rows share some runs, which are done once."""
 
@@ -52,7 +56,8 @@ ONCE = "smoke-resnet56-cifar10-oneshot-0_0.9_0.9_0.9-seed0"
 GREG1 = "smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0"
 
 SETTINGS = [setting for name in paper.NAMES for setting in paper.find(name).settings()]
-PLAIN = [setting for setting in SETTINGS if setting.watched is None and not setting.other]
+PLAIN = [each for each in SETTINGS if each.watched is None and not each.other and each.base.recipe is CIFAR]
+LARGE = [each for each in SETTINGS if each.base.recipe is IMAGENET]
 
 
 def command(name: str, out: Path, *more: object) -> tuple[object, ...]:
@@ -124,11 +129,63 @@ def test_configurations_are_the_papers() -> None:
             assert (found["model"], found["data"]) == (setting.base.model, setting.base.data)
 
 
+def test_imagenets_configurations_are_the_papers() -> None:
+    wanted = {
+        "batch": 256, "prune_batch": 64, "epochs": 90, "lr": "0:1e-2,30:1e-3,60:1e-4,75:1e-5", "prune_lr": 1e-3,
+        "momentum": 0.9, "weight_decay": 1e-4, "delta_lambda": 1e-4, "delta_lambda_pick": 1e-5, "tau": 1.0,
+        "tau_pick": 0.01, "ks": 40_000, "resolution": 224, "normalize": "imagenet", "augment": True,
+    }  # fmt: skip
+    assert len(LARGE) == 18
+    for setting in LARGE:
+        found = asdict(config(setting, "paper"))
+        assert {key: found[key] for key in wanted} == wanted
+        assert setting.schedule == "oneshot" or found["ku"] == 5
+        base = setting.base.config("paper")
+        assert base.weights == f"ResNet{base.model[-2:]}_Weights.IMAGENET1K_V1"
+        assert base.epochs == 0
+
+
+@pytest.mark.parametrize("level", table3.LEVELS, ids=lambda level: f"{level.network}-{level.speedup}")
+def test_table_3_has_the_papers_speed_ups(level: table3.Level) -> None:
+    """Without data: FLOPs of 3.66 G and 4.09 G, and what is left of them."""
+    net, example = models.create(f"torchvision:{level.network}"), torch.zeros(1, 3, 224, 224)
+    before = gp.measure(net, example)
+    ignore = [name for name in level.ignore.split(",") if name]
+    pruner = gp.Pruner(net, example, gp.OneShot(), ratios=level.ratios, ignore=ignore)
+    assert round(before.macs / 1e9, 2) == {"resnet34": 3.66, "resnet50": 4.09}[level.network]
+    assert round(gp.speedup(before, gp.measure(pruner.compact(), example)), 2) == level.speedup
+
+
+def test_table_4_has_the_papers_sparsity() -> None:
+    """25.56 M parameters, of whose weights 82.7 % go: every convolution's and the classifier's, but not the stem's."""
+    net = models.create("torchvision:resnet50")
+    kept = gp.Pruner(
+        net, torch.zeros(1, 3, 64, 64), gp.OneShot(), ratios=float(table4.RATIO), granularity="weight"
+    ).masks()
+    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 2) == 25.56
+    gone = sum(int((~mask).sum()) for mask in kept.values()) / sum(mask.numel() for mask in kept.values())
+    assert round(100 * gone, 1) == 82.7
+    assert bool(kept["conv1"].all())
+    assert len(kept) == 54
+
+
+def test_a_folder_of_other_classes_gets_a_base_network_of_its_own(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / "train" / name).mkdir(parents=True)
+    base = imagenet.base("resnet34", str(tmp_path / "pets"))
+    assert base.name == "resnet34-pets"
+    found = base.config("short")
+    assert (found.weights, found.epochs, found.weight_decay, found.normalize) == (None, 100, 1e-4, "imagenet")
+    assert "not ImageNet: 2 classes" in paper.find("table4", str(tmp_path / "pets")).grids(lambda _: Found(()))[0].title
+
+
 def test_the_short_scale_differs_by_ku_alone() -> None:
+    """On ImageNet by Ks too: 40,000 steps are two passes over it, but hundreds over a smaller set."""
     for setting in SETTINGS:
         there, here = asdict(config(setting, "paper")), asdict(config(setting, "short"))
-        assert {key for key in there if there[key] != here[key]} <= {"ku"}
-        assert there == here or (setting.schedule == "greg1" and setting.ku is None and not setting.paper_scale)
+        assert {key for key in there if there[key] != here[key]} <= {"ku"} | ({"ks"} if setting in LARGE else set())
+        pushed = setting.schedule == "greg1" or (setting.schedule == "greg2" and setting in LARGE)
+        assert there == here or (pushed and setting.ku is None and not setting.paper_scale)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +311,8 @@ def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> Non
         ("figure1", 2, 2),
         ("scopes", 1, 6),
         ("causes", 1, 9),
+        ("table3", 2, 15),
+        ("table4", 1, 3),
     ],
 )
 def test_the_forecast_counts_runs_and_time(tmp_path: Path, name: str, bases: int, runs: int) -> None:
@@ -270,9 +329,10 @@ def test_the_forecast_counts_runs_and_time(tmp_path: Path, name: str, bases: int
 def test_the_forecast_goes_by_runs_that_were_done(tmp_path: Path) -> None:
     once = table1.pair(RESNET56, 0.5)[0]
     lab = Lab(tmp_path, device="cpu")
-    facts = {"steps": 100, "parallel": 2, "environment": {"device": "cpu"}}
-    lab.shelf.file(once, 0).write_text(json.dumps({"seconds": 200.0, **facts}))  # a second a step and run
-    assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 6 h 30 min on this device"  # 120 epochs of 195 steps
+    config = {"epochs": 2, "batch": 100, "prune_batch": 50}
+    facts = {"steps": 30, "parallel": 2, "environment": {"device": "cpu"}, "images": {"train": 1050}, "config": config}
+    lab.shelf.file(once, 0).write_text(json.dumps({"seconds": 50.0, **facts}))  # 2,500 images in 25 s for each of two
+    assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 16 h 40 min on this device"  # 120 times 50,000
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------
@@ -309,7 +369,7 @@ def test_only_what_was_asked_for_is_run(shelf: Path, said: dict[str, Any]) -> No
     }
     assert {path.stem for path in shelf.glob("smoke-*.json")} == keys
     assert {path.name for path in (shelf / "runs").iterdir()} == {
-        *keys, "base-smoke-resnet56-cifar10", "base-smoke-vgg19-cifar100",
+        *keys, "base-smoke-resnet56-cifar10", "base-smoke-vgg19-cifar100", "base-smoke-resnet50-imagenet",
     }  # fmt: skip
     assert "growprune: 1 base network to train and 2 runs to do" in said["table1"][1]
     assert "growprune: 1 base network to train and 2 runs to do" in said["table2"][1]

@@ -299,7 +299,10 @@ def reproduce(
     given: Given,
     *,
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="table1, table2, obd, random, ku, figure1, scopes or causes.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="table1 to table4, obd, random, ku, figure1; scopes and causes are not the paper's."
+        ),
     ],
     as_json: Json = False,
 ) -> None:
@@ -315,7 +318,8 @@ def reproduce(
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.train import StoppedError
 
-    experiment, only = paper.find(name), [row.strip() for row in asked.only.split(",") if row.strip()]
+    images = asked.images or str(Path(asked.data_dir) / "imagenet")
+    experiment, only = paper.find(name, images), [row.strip() for row in asked.only.split(",") if row.strip()]
     options = {key: getattr(asked, key) for key in ("data_dir", "compile", "deterministic")}
     lab = Lab(Path(asked.out), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
@@ -326,6 +330,8 @@ def reproduce(
             fulfil(lab, experiment, only)
         except StoppedError as error:
             stopped = error
+    if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
+        return
     comparison = compared(lab, experiment)
     page = publish(comparison, lab.out / "tables")
     show(comparison.to_json(), lambda _: comparison.shown(), as_json)

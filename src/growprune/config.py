@@ -224,6 +224,9 @@ class Reproduce(Options):
     only: str = option("", "Only these rows, with commas between.", metavar="ROWS", empty=True)
     parallel: int = option(4, "Runs at once, on a GPU.", min=1, max=64)
     data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.", metavar="FOLDER")
+    images: str = option(
+        "", "ImageNet, for table3 and table4, or a set in its layout. [DATA_DIR/imagenet]", metavar="FOLDER", empty=True
+    )
     out: str = option("runs/paper", "Folder of all that was run; what is there is not run again.", metavar="FOLDER")
     device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)")

@@ -31,14 +31,27 @@ from growprune.step import Choice, determinism
 from growprune.train import Job, StoppedError
 
 
-def run(config: Config, out: Path, quiet: bool = False, label: str = "") -> dict[str, Any]:
-    """Do, or go on with, the run that `config` describes, in the folder `out`; returns what result.json says."""
+def run(
+    config: Config,
+    out: Path,
+    quiet: bool = False,
+    label: str = "",
+    finished: Callable[[Path], None] = lambda folder: None,
+) -> dict[str, Any]:
+    """Do, or go on with, the run that `config` describes, in the folder `out`; returns what result.json says.
+
+    `finished` hears of it, in the first process if there are several; the others wait for that.
+    """
     device = usable(distributed.own(config.device))
     config = replace(config, device=device.partition(":")[0])
     world, device = distributed.join(device)
     try:
         with distributed.one_voice(world):
-            return one(config, out, device, world, quiet, label)
+            result = one(config, out, device, world, quiet, label)
+            if world.first:
+                finished(out)
+            distributed.from_first(world, None)
+            return result
     except StoppedError as stopped:
         if world.first:
             raise

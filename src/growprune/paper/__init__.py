@@ -7,11 +7,13 @@ from importlib import import_module
 from growprune.errors import GrowpruneError, nearest
 from growprune.paper.grid import Experiment
 
-NAMES = ("table1", "table2", "obd", "random", "ku", "figure1", "scopes", "causes")
+NAMES = ("table1", "table2", "table3", "table4", "obd", "random", "ku", "figure1", "scopes", "causes")
 
 
-def find(name: str) -> Experiment:
+def find(name: str, images: str = "data/imagenet") -> Experiment:
+    """The experiment of that name; `images` is where ImageNet lies, or what stands for it."""
     if name not in NAMES:
         raise GrowpruneError(f"reproduce: no '{name}'{nearest(name, NAMES) or '; there are ' + ', '.join(NAMES)}")
-    experiment: Experiment = import_module(f"growprune.paper.{name}").EXPERIMENT
-    return experiment
+    module = import_module(f"growprune.paper.{name}")
+    found: Experiment = module.experiment(images) if hasattr(module, "experiment") else module.EXPERIMENT
+    return found

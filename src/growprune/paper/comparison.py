@@ -20,11 +20,20 @@ from growprune.report import document, duration, html_figure, html_table, text_t
 from growprune.run import read_json
 from growprune.storage import write_whole
 
-WORDS: dict[Scale, str] = {
-    "paper": "The paper's settings.",
-    "short": "Ku = 1, everything else as the paper, unless a row says otherwise.",
-    "smoke": "Small networks on small images: this shows that all works, and nothing else.",
-}
+
+def words(experiment: Experiment, scale: Scale) -> str:
+    """How what was run stands to the paper's settings."""
+    if scale == "smoke":
+        return "Small networks on small images: this shows that all works, and nothing else."
+    settings = experiment.settings()
+    if scale == "paper" or all(setting.at(scale) == "paper" for setting in settings):
+        return "The paper's settings."
+    changed = {"Ku = 1" if setting.ku is None else "" for setting in settings}
+    for recipe in {id(setting.base.recipe): setting.base.recipe for setting in settings}.values():
+        if (paper := recipe.prune.get("ks", recipe.short_ks)) != recipe.short_ks:
+            changed.add(f"Ks = {recipe.short_ks:,} instead of {paper:,}")
+    said = " and ".join(sorted(changed - {""}))
+    return f"{said}, everything else as the paper." if said else "The paper's settings."
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        said = [WORDS[self.scale]]
+        said = [words(self.experiment, self.scale)]
         if self.missing:
             said.append(f"Not all of it was run; missing: {', '.join(self.missing)}.")
         return said

@@ -98,6 +98,17 @@ def best(found: Found) -> str:
     return found.text("best") if found else ""
 
 
+def here(name: str, found: Found, last: str) -> list[tuple[str, ...]]:
+    """Lines of a table of methods: base, pruned, drop, and what the last column holds."""
+    if not found:
+        return [(f"{name}, here", "", "not run", "", "")]
+    start = found.mean("base")
+    return [
+        (f"{name}, here: last epoch", f"{start:.2f}", found.text(), drop(start, found.mean()), last),
+        (f"{name}, here: best epoch on the test set", "", found.text("best"), "", ""),
+    ]
+
+
 MARKED = "✗ marks a missed bar: more than 0.3 below the paper's mean, or less than half its gain at 0.7 and above."
 
 

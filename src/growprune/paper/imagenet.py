@@ -14,7 +14,10 @@ from growprune.models import BasicBlock
 from growprune.paper.setting import IMAGENET, Base
 
 CLASSES = 1000
-PUBLISHED = {"resnet34": ("ResNet34_Weights.IMAGENET1K_V1", 73.31), "resnet50": ("ResNet50_Weights.IMAGENET1K_V1", 76.13)}
+PUBLISHED = {
+    "resnet34": ("ResNet34_Weights.IMAGENET1K_V1", 73.31),
+    "resnet50": ("ResNet50_Weights.IMAGENET1K_V1", 76.13),
+}
 SMALL = "growprune.paper.imagenet:small_resnet"
 
 
@@ -22,7 +25,13 @@ def base(network: str, images: str) -> Base:
     """ResNet34 or ResNet50 for this folder of images."""
     weights, accuracy = PUBLISHED[network]
     return Base(
-        f"torchvision:{network}", images, 100, accuracy, SMALL, IMAGENET, weights if classes(images) == CLASSES else None
+        f"torchvision:{network}",
+        images,
+        100,
+        accuracy,
+        SMALL,
+        IMAGENET,
+        weights if classes(images) == CLASSES else None,
     )
 
 

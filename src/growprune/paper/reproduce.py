@@ -6,13 +6,15 @@ an interrupted one goes on where it was. The table can be made at any time from 
 
 from __future__ import annotations
 
+import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from growprune.config import Config, Prune
+from growprune.distributed import launched
 from growprune.jobs import run, side_by_side, usable
 from growprune.paper.grid import Experiment
 from growprune.paper.results import Found, Ground, Shelf
@@ -43,7 +45,8 @@ class Lab:
 
     @property
     def at_once(self) -> int:
-        return self.parallel if usable(self.device).startswith("cuda") else 1
+        """Runs that advance together: on one GPU, in one process."""
+        return self.parallel if usable(self.device).startswith("cuda") and not launched() else 1
 
     def look(self, setting: Setting) -> Found:
         return self.shelf.found(setting)
@@ -101,46 +104,59 @@ def perform(lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[
         side_by_side(plans, lab.at_once, finished=finished)
         return
     for config, folder in plans:
-        run(config, folder, label=folder.name)
-        finished(folder)
+        run(config, folder, label=folder.name, finished=finished)
 
 
 # -- how long --------------------------------------------------------------------------------------------------------
 
-GUESS = {"cuda": {"resnet56": 3.0, "vgg19": 2.2}, "cpu": {"resnet56": 1500.0, "vgg19": 2000.0}}
-"""Milliseconds a step where nothing was measured yet: one H200 with four runs at once; two CPU cores."""
-SMALL = 20.0
+GUESS = {  # two CPU cores; one H200 with four runs of the small ones at once
+    "cpu": {"resnet56": 6e-3, "vgg19": 8e-3, "resnet34": 0.2, "resnet50": 0.25},
+    "cuda": {"resnet56": 12e-6, "vgg19": 8e-6, "resnet34": 1e-4, "resnet50": 1.8e-4},
+}
+"""Seconds an image takes in training where nothing was measured yet."""
+SMALL = 3e-4
 """The same at smoke scale."""
 
 
 def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
     """How many runs, and about how long: by runs of the same network that were done on such a device, else a guess."""
-    milliseconds = 0.0
+    seconds = 0.0
     for base in bases:
         config = lab.base_config(base)
-        milliseconds += pace(lab, base) * config.epochs * epoch(config)
+        seconds += pace(lab, base) * config.epochs * available(config)
     for setting, seed in wanted:
         plan = lab.config(setting, seed, Path())
-        milliseconds += pace(lab, setting.base) * (schedule(plan).total_steps + plan.epochs * epoch(plan))
+        shown = schedule(plan).total_steps * plan.prune_batch + plan.epochs * available(plan)
+        seconds += pace(lab, setting.base) * shown
     networks = f"{len(bases)} base network{'s' * (len(bases) > 1)} to train and " if bases else ""
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
-    return f"{networks}{runs}, about {duration(milliseconds / 1e3)} on this device"
+    return f"{networks}{runs}, about {duration(seconds)} on this device"
 
 
-def epoch(config: Config) -> int:
-    """Steps a pass over CIFAR's 50,000 images takes, or over the digits' 1,437."""
-    return (1437 if config.data == "digits" else 50_000) // config.batch
+def available(config: Config) -> int:
+    """Images to train on."""
+    train = Path(config.data) / "train"
+    if train.is_dir():
+        return sum(len(os.listdir(folder)) for folder in train.iterdir() if folder.is_dir())
+    return {"digits": 1200, "imagenet": 1_281_167}.get(Path(config.data).name, 50_000)
 
 
 def pace(lab: Lab, base: Base) -> float:
-    """Milliseconds a step, when several runs advance at once each one's share."""
+    """Seconds an image, of several runs that advance at once each one's share."""
     device = usable(lab.device).partition(":")[0]
     past = [read_json(path) for path in lab.out.glob(f"{base.named(lab.scale)}-*.json")]
     same: list[float] = [
-        each["seconds"] / each["steps"] * 1e3 / each["parallel"]
+        each["seconds"] / shown / each["parallel"]
         for each in past
-        if each["steps"] and each["environment"]["device"] == device
+        if each["environment"]["device"] == device and (shown := trained_on(each))
     ]
     if same:
         return statistics.median(same)
-    return SMALL if lab.scale == "smoke" else GUESS[device][base.model]
+    return SMALL if lab.scale == "smoke" else GUESS[device][base.model.rpartition(":")[2]]
+
+
+def trained_on(result: Mapping[str, Any]) -> int:
+    """How many images a run was shown."""
+    config = result["config"]
+    tuned = int(config["epochs"] * (result["images"]["train"] // config["batch"]))
+    return tuned * int(config["batch"]) + int(result["steps"] - tuned) * int(config["prune_batch"])

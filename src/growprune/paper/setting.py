@@ -67,13 +67,14 @@ class Base:
         return f"smoke-{self.name}" if scale == "smoke" else self.name
 
     def config(self, scale: Scale, **more: Any) -> Train:
-        """How it is trained, or tested if its weights are given."""
+        """How it is trained; with published weights, for no epoch at all: they are tested and kept."""
         if scale == "smoke":
             return Train(
                 model=self.small, data="digits", epochs=4, batch=64, lr="cosine:0.1", warm_up=1.0, threads=1, **more
             )
+        epochs = 0 if self.weights else self.epochs
         options = {**self.recipe.train, "weights": self.weights}
-        return Train(model=self.model, data=self.data, epochs=self.epochs, **options, **more)
+        return Train(model=self.model, data=self.data, epochs=epochs, **options, **more)
 
 
 RESNET56 = Base("resnet56", "cifar10", 100, 93.36, "growprune.demo:network")

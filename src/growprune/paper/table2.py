@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
-from growprune.paper.grid import Experiment, Grid, Look, Row, drop
+from growprune.paper.grid import Experiment, Grid, Look, Row, drop, here
 from growprune.paper.grid import speedup as times_of
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
@@ -60,7 +60,7 @@ def order(base: Base, look: Look) -> Verdict:
 
 def grid(base: Base, look: Look) -> Grid:
     speedup, *means, _ = OURS[base]
-    lines = [
+    lines: list[tuple[str, ...]] = [
         (name, "" if start is None else f"{start:.2f}", f"{end:.2f}", drop(start, end), f"{times:.2f}×", "")
         for name, start, end, times in OTHERS[base]
     ]
@@ -68,12 +68,8 @@ def grid(base: Base, look: Look) -> Grid:
         start, end = f"{base.accuracy:.2f}", f"{mean:.2f}"
         lines.append((f"{name}, paper", start, end, drop(base.accuracy, mean), f"{speedup:.2f}×", ""))
         found = look(setting)
-        if not found:
-            lines.append((f"{name}, here", "", "not run", "", "", ""))
-            continue
-        here = (f"{found.mean('base'):.2f}", found.text(), drop(found.mean("base"), found.mean()), times_of(found))
-        lines.append((f"{name}, here: last epoch", *here, verdict.text))
-        lines.append((f"{name}, here: best epoch on the test set", "", found.text("best"), "", "", ""))
+        first, *others = here(name, found, times_of(found))
+        lines += [(*first, verdict.text), *((*other, "") for other in others)]
     return Grid(f"Table 2: {base.model} on {base.data}", HEAD, tuple(lines), remarks(base, look))
 
 

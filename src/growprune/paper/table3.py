@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from growprune.paper import imagenet
-from growprune.paper.grid import Experiment, Grid, Look, Row, drop
+from growprune.paper.grid import Experiment, Grid, Look, Row, drop, here, speedup
 from growprune.paper.setting import Setting
 
 SKIPPED = ",".join(f"layer{block}.conv1" for block in ("1.0", "2.0", "2.3", "3.0", "3.5"))
@@ -53,14 +53,16 @@ def settings(level: Level, images: str) -> dict[str, Setting]:
 
 def grid(level: Level, images: str, look: Look) -> Grid:
     paper = imagenet.PUBLISHED[level.network][1]
-    lines = [
-        (name, f"{start:.2f}", f"{end:.2f}", drop(start, end), f"{times:.2f}×") for name, start, end, times in level.others
+    lines: list[tuple[str, ...]] = [
+        (name, f"{start:.2f}", f"{end:.2f}", drop(start, end), f"{times:.2f}×")
+        for name, start, end, times in level.others
     ]
     for name, end in (("GReg-1, paper", level.greg1), ("GReg-2, paper", level.greg2)):
         if end is not None:
             lines.append((name, f"{paper:.2f}", f"{end:.2f}", drop(paper, end), f"{level.speedup:.2f}×"))
     for name, setting in settings(level, images).items():
-        lines += look(setting).rows(f"{name}, here")
+        found = look(setting)
+        lines += here(name, found, speedup(found))
     title = f"Table 3: {level.network} at {level.speedup:.2f}×; here on {imagenet.title(images)}"
     return Grid(title, ("method", "base", "pruned", "drop", "speed-up"), tuple(lines))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from growprune.paper import imagenet
-from growprune.paper.grid import Experiment, Grid, Look, Row, drop
+from growprune.paper.grid import Experiment, Grid, Look, Row, drop, here
 from growprune.paper.setting import Setting
 from growprune.paper.table3 import WAYS
 
@@ -28,9 +28,12 @@ def settings(images: str) -> dict[str, Setting]:
 
 
 def grids(images: str, look: Look) -> list[Grid]:
-    lines = [(name, f"{start:.2f}", f"{end:.2f}", drop(start, end), f"{gone:.2f} %") for name, start, end, gone in OTHERS]
+    lines: list[tuple[str, ...]] = [
+        (name, f"{start:.2f}", f"{end:.2f}", drop(start, end), f"{gone:.2f} %") for name, start, end, gone in OTHERS
+    ]
     for name, setting in settings(images).items():
-        lines += look(setting).rows(f"{name}, here", lambda run: f"{100 * run['sparsity']:.2f} %")
+        found = look(setting)
+        lines += here(name, found, f"{100 * found.runs[0]['sparsity']:.2f} %" if found else "")
     title = f"Table 4: single weights of resnet50; here on {imagenet.title(images)}"
     return [Grid(title, ("method", "base", "pruned", "drop", "sparsity"), tuple(lines))]
 
