@@ -228,6 +228,18 @@ def test_training_sees_random_parts_and_mirror_images(tmp_path: Path, made: Any)
     assert 0.35 < area.mean() < 0.6
 
 
+def test_without_augmentation_training_sees_what_is_tested(root: Path, tmp_path: Path) -> None:
+    """In another order, that is all."""
+    for split in ("train", "test"):
+        (tmp_path / split).symlink_to(root / "train")
+    images = Images(Train(data=str(tmp_path), batch=27, workers=0, resolution=SIZE, augment=False), "cpu", World())
+    [(trained, labels)], [(tested, expected)] = images.sample(27), images.tested(27)
+    order, plain = (x.flatten(1).sum(1).argsort() for x in (trained, tested))
+    assert torch.equal(trained[order], tested[plain])
+    assert torch.equal(labels[order], expected[plain])
+    assert not torch.equal(trained, tested)
+
+
 def test_every_kind_of_file(tmp_path: Path, made: Any) -> None:
     write(tmp_path, each=5, ext="png")
     base = some(20, 20, 1)

@@ -42,6 +42,7 @@ class Dataset:
     std: tuple[float, ...]
     pad: int  # zeros put around an image that is then cropped back, at random; 0: none
     flip: bool  # every other image mirrored, at random
+    crop: bool = True  # of a large image a random part, brought to size; else its middle, as in testing
 
     def shape(self, resolution: int = 224) -> tuple[int, int, int]:
         """Of one image, C x H x W; a streamed one has the resolution it is streamed at."""

@@ -39,7 +39,7 @@ class Images:
             found = data.load(config.data, config.data_dir, resolution=config.resolution)
         if config.normalize == "imagenet" and len(found.mean) == 3:
             found = replace(found, mean=IMAGENET[0], std=IMAGENET[1])
-        self.dataset: Dataset = found if config.augment else replace(found, pad=0, flip=False)
+        self.dataset: Dataset = found if config.augment else replace(found, pad=0, flip=False, crop=False)
         self.config, self.device, self.world = config, device, world
         self.test = found.test.to(device) if isinstance(found.test, Part) else None
         self.normal = Normal(self.dataset, device)

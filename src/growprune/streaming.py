@@ -58,7 +58,7 @@ class Streamed(Source):
         self.device = torch.device(device)
         self.workers = default_workers() if workers is None else workers
         self.normalized = Normal(dataset, device)
-        self._view = View(resolution, dataset.flip)
+        self._view = View(resolution, dataset.flip, "random" if dataset.crop else "middle")
         self._gpu = decode == "gpu"
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._workers = Workers(Reader(None if self._gpu else self._view), self.workers)
@@ -190,15 +190,15 @@ def default_workers() -> int:
 class View:
     """What the network sees of an image: in training a random part and its mirror image, in testing the middle."""
 
-    def __init__(self, size: int, flip: bool) -> None:
+    def __init__(self, size: int, flip: bool, part: Literal["random", "middle"] = "random") -> None:
         try:
             from torchvision.transforms import v2
         except ImportError as error:
             raise GrowpruneError("streaming images needs torchvision: pip install torchvision") from error
         self.size = size
-        crop = v2.RandomResizedCrop(size, antialias=True)
-        self._train = v2.Compose([crop, v2.RandomHorizontalFlip()]) if flip else crop
         self._test = v2.Compose([v2.Resize(round(size * 256 / 224), antialias=True), v2.CenterCrop(size)])
+        crop = v2.RandomResizedCrop(size, antialias=True) if part == "random" else self._test
+        self._train = v2.Compose([crop, v2.RandomHorizontalFlip()]) if flip else crop
 
     def __call__(self, image: Tensor, seed: int | None) -> Tensor:
         if seed is None:
