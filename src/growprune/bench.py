@@ -183,7 +183,7 @@ def feeding(asked: Bench, config: Prune) -> dict[str, Any]:
     choices: dict[str, Any] = {}
     for decode in decoders(asked):
         job = Job(replace(config, decode=decode), None, asked.device, progress=said(asked))
-        if job.images.test is not None:
+        if not job.images.large:
             raise GrowpruneError(f"--images: those of {asked.data} are small and kept in memory; nothing is loaded")
         job.choices = choices  # the second takes its step as the first chose it
         asked.say(f"{config.model}: the step alone, the loader alone, and both; JPEGs on the {decode.upper()}")

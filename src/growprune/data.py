@@ -4,7 +4,7 @@
 
 Small images stay on the device as bytes, padded once; shuffling, crop and flip are one gather there. Which image, crop
 and flip stand at a place of an epoch is arithmetic on (seed, stage, epoch, place): the same on every machine, with
-every version of torch, wherever a run is taken up again. Large images are a `Folder`, for `streaming`.
+every version of torch, wherever a run is taken up again. Large images are a `Folder`, for `streaming` and `keeping`.
 """
 
 from __future__ import annotations
@@ -191,10 +191,12 @@ def key_of(*numbers: int) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def drawn(key: int, what: int, count: int) -> Tensor:
-    """`count` random int64 of a stream, others for each `what`: SplitMix64, whose n-th number needs none before it."""
+def drawn(key: int, what: int, count: int | Tensor) -> Tensor:
+    """`count` random int64 of a stream, or those at these places of it, others for each `what`: SplitMix64, whose n-th
+    number needs none before it."""
     golden, first, second = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-    z = (torch.arange(1, count + 1) + (what << 40)) * golden + key
+    places = count if isinstance(count, Tensor) else torch.arange(count)
+    z = (places + 1 + (what << 40)) * golden + key
     z = (z ^ _right(z, 30)) * first
     z = (z ^ _right(z, 27)) * second
     return z ^ _right(z, 31)
@@ -205,9 +207,14 @@ def _right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def uniform(limit: int, key: int, what: int, count: int) -> Tensor:
-    """Whole numbers from 0 to limit - 1."""
+def uniform(limit: int | Tensor, key: int, what: int, count: int) -> Tensor:
+    """Whole numbers from 0 to limit - 1, which may be another one for each."""
     return _right(drawn(key, what, count), 32) % limit
+
+
+def fraction(key: int, what: int, count: int | Tensor) -> Tensor:
+    """Numbers from 0 to below 1, in double precision."""
+    return _right(drawn(key, what, count), 11).double() * 2.0**-53
 
 
 def shuffled(key: int, count: int) -> Tensor:
@@ -236,6 +243,8 @@ class Source:
 
 class Resident(Source):
     """A training part on the device, padded once; batches are made there, without the host."""
+
+    columns = 4  # of a plan's rows
 
     def __init__(self, dataset: Dataset, device: torch.device | str, batch: int) -> None:
         if isinstance(dataset.train, Folder):
