@@ -15,7 +15,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -674,7 +674,7 @@ def test_bench_says_whether_a_folder_keeps_the_step_fed(tmp_path: Path, monkeypa
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_bench_tries_both_decoders_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_tries_both_decoders_and_the_device_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growprune.bench.SECONDS", 0.1)
     write_pictures(tmp_path, 5)
     code, out, _ = growprune_says(
@@ -683,8 +683,24 @@ def test_bench_tries_both_decoders_on_a_gpu(tmp_path: Path, monkeypatch: pytest.
     )  # fmt: skip
     assert code == 0
     found = document(out)["fed"]["test_cli:wide"]
-    assert found.keys() - {"workers", "choice"} == ({"cpu"} if undecodable("cuda") else {"cpu", "gpu"})
-    assert all(rate > 0 for decode in ("cpu", "gpu") for rate in found.get(decode, {}).values())
+    assert found.keys() - {"workers", "choice", "kept"} == ({"cpu"} if undecodable("cuda") else {"cpu", "gpu"})
+    assert all(rate > 0 for where in ("cpu", "gpu", "kept") for rate in found.get(where, {}).values())
+    assert found["kept"]["step"] == found["cpu"]["step"]
+
+
+def test_bench_of_images_that_are_kept(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 5)
+    weights = tmp_path / "weights.pth"
+    torch.save(wide().state_dict(), weights)
+    said: list[str] = []
+    asked = bench.Bench(["test_cli:wide"], str(tmp_path), "data", "cpu", 2, 1, 3, "off", 0, said.append)
+    config = replace(bench.plan(asked, "test_cli:wide", weights), keep="device", resolution=64)
+    found = bench.kept(asked, config, {}, 10.0)
+    assert found.keys() == {"step", "loader", "fed", "loader_share", "fed_share"}
+    assert found["step"] == 10.0
+    assert found["fed_share"] == pytest.approx(found["fed"] / 10)
+    assert 0 < found["fed"] < found["loader"]
+    assert said[0] == "test_cli:wide: batches alone, and with the step; the images kept on the device"
 
 
 def wide(num_classes: int = 2) -> nn.Module:
@@ -732,7 +748,7 @@ def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.Monk
     rates = {"step": 2500.0, "loader": 5000.0, "loader_share": 2.0, "fed": 2475.0, "fed_share": 0.99}
     slower = {**rates, "fed": 1250.0, "fed_share": 0.5}
     result = {
-        "fed": {"torchvision:resnet50": {"cpu": rates, "gpu": slower, "workers": 16, "choice": "bf16"}},
+        "fed": {"torchvision:resnet50": {"cpu": rates, "gpu": slower, "kept": rates, "workers": 16, "choice": "bf16"}},
         "environment": {"device_name": "NVIDIA H200", "torch": "2.9.1+cu130", "device": "cuda"},
         "data": "here", "batch": 64, "steps": 200,
     }  # fmt: skip
@@ -742,12 +758,12 @@ def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.Monk
     assert (asked[0].models, asked[0].batch, asked[0].data) == (["torchvision:resnet50"], 64, "here")
     readable(out)
     assert re.search(r"(?m)^NVIDIA H200, torch 2.9.1\+cu130, workers: 16, batch 64, 200 steps", out)
-    assert re.search(r"(?m)^ images a second +JPEGs on the CPU +JPEGs on the GPU $", out)
-    assert re.search(r"(?m)^ the step, nothing loaded +2,500 +2,500 $", out)
-    assert re.search(r"(?m)^ the loader alone +5,000 +5,000 $", out)
-    assert re.search(r"(?m)^   of the step's rate +200 % +200 % $", out)
-    assert re.search(r"(?m)^ the step, fed by the loader +2,475 +1,250 $", out)
-    assert re.search(r"(?m)^   of the step's rate +99 % +50 % $", out)
+    assert re.search(r"(?m)^ images a second +JPEGs on the CPU +JPEGs on the GPU +kept on the GPU $", out)
+    assert re.search(r"(?m)^ the step alone +2,500 +2,500 +2,500 $", out)
+    assert re.search(r"(?m)^ the loader alone +5,000 +5,000 +5,000 $", out)
+    assert re.search(r"(?m)^   of the step's rate +200 % +200 % +200 % $", out)
+    assert re.search(r"(?m)^ the step, so fed +2,475 +1,250 +2,475 $", out)
+    assert re.search(r"(?m)^   of the step's rate +99 % +50 % +99 % $", out)
 
 
 @pytest.mark.parametrize(("device", "compiled"), [("cpu", "off"), ("cuda", "on")])
