@@ -474,6 +474,41 @@ def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
     assert document(out)["images"] == 4
 
 
+@pytest.mark.parametrize("keep", ["device", "files"])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda root: (root / "test").rename(root / "other"), "{root}: has train/, but no val/ or test/ with a folder"),
+        (lambda root: (root / "train").rename(root / "other"), "{root}: has test/, but no train/; train/ and val/ (or"),
+        (lambda root: (root / "train" / "b").rename(root / "train" / "c"),
+         "{root}: class 'b' is in test/ but not in train/; both need the same folders"),
+        (lambda root: [(root / part).rename(root / f"other{part}") for part in ("train", "test")],
+         "{root}: no images found; train/ and val/ (or test/) with class folders belong there"),
+        (lambda root: [file.unlink() for file in (root / "test" / "a").iterdir()],
+         "{root}/test/a: no images in it (.png .jpg .jpeg .webp .bmp); add some, or remove it"),
+        (lambda root: (root / "train" / "a" / "1.png").write_bytes(b"\x89PNG"),
+         "{root}/train/a/1.png: broken, or not an image; remove or replace it"),
+        (lambda root: (root / "test" / "b" / "0.png").write_bytes(b""),
+         "{root}/test/b/0.png: broken, or not an image; remove or replace it"),
+    ],
+    ids=["no val", "no train", "classes", "neither", "empty class", "broken", "empty file"],
+)  # fmt: skip
+def test_a_bad_folder_is_refused_in_one_line(tmp_path: Path, keep: str, spoil: Any, said: str) -> None:
+    """What is the matter, where, and what to do; nothing is left of a run that did not begin."""
+    root = tmp_path / "images"
+    write_pictures(root, 3)
+    spoil(root)
+    code, out, err = growprune_says(
+        "train", "--model", "test_cli:large", "--data", root, "--device", "cpu", "--resolution", 64, "--batch", 2,
+        "--epochs", 1, "--workers", 0, "--keep", keep, "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert (code, out) == (2, "")
+    *before, line = err.splitlines()
+    assert line.startswith(f"growprune: {said.format(root=root)}")
+    assert len(before) <= 1  # that they are being read
+    assert (tmp_path / "run").exists() == (keep == "files" and "test/b/0" in said)  # met only in the first test
+
+
 def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
     """What a run chose stands in its result: the two decoders do not give quite the same images."""
     write_pictures(tmp_path, 2)

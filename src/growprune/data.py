@@ -24,7 +24,7 @@ from torch import Tensor
 
 from growprune.cifar import KINDS, fetch, present, read_cifar, where_to_put
 from growprune.errors import GrowpruneError, nearest
-from growprune.reading import Folder, Found, Part, Wanted, cores, picture, read_classes, read_pair
+from growprune.reading import HELD_OUT, Folder, Found, Part, Wanted, cores, picture, read_classes, read_pair
 
 NAMES = ("digits", *KINDS)
 SAMPLED = 1000  # images of a streamed set that its mean and deviation are taken from
@@ -78,7 +78,10 @@ def load(
         raise GrowpruneError(f"data '{name}': {what} ({', '.join(NAMES)}, or the path of a folder)")
     found = find([root], [], KINDS, wanted)
     if found is None:
-        raise GrowpruneError(f"{root}: no images found: train.npz and test.npz, or train/ and test/ with class folders")
+        there = next((f"has {name}/, but no train/" for name in HELD_OUT if (root / name).is_dir()), "no images found")
+        raise GrowpruneError(
+            f"{root}: {there}; train/ and val/ (or test/) with class folders belong there, or train.npz and test.npz"
+        )
     return described(root.resolve().name, found, resolution)
 
 
