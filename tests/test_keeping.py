@@ -157,10 +157,13 @@ def test_a_broken_image_is_refused_by_name_before_anything_is_trained(
     assert not (tmp_path / "run").exists()
 
 
-def test_reading_is_said(root: Path) -> None:
+def test_reading_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     Images(asked(root), "cpu", World()).decide({}, said.append)
     assert said == ["reading 42 images, to keep them on the device (0.0 GB)", "read in 0 s"]
+    monkeypatch.setattr(keeping, "PATIENCE", 0.0)
+    Images(asked(root), "cpu", World()).decide({}, said.append)
+    assert said[2:] == [said[0], "27 of 42 images read, 0 s to go", said[1]]
     assert keeping.needed(load(str(root)), 224) == 3 * (27 * 256**2 + 15 * 224**2)
     assert keeping.needed(replace(load(str(root)), crop=False), 224) == 3 * 42 * 224**2
 

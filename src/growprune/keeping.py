@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from growprune.reading import Folder, Part
 from growprune.streaming import Decode, Streamed, around
 
 READ = 32  # images that a worker reads at a time
+PATIENCE = 10.0  # seconds of reading after which it is said how many there will be
 SCALE = 0.08, 1.0  # of the square's area, as in torchvision's RandomResizedCrop
 RATIO = 0.2876820724517809  # log 4/3: the logarithm of width / height is between minus and plus this
 TRIES = 10  # to find a part that lies inside; else it is the whole
@@ -171,24 +172,45 @@ def bring(
     out = f"--keep device: the images take {need / GB:.1f} GB there, {free / GB:.1f} GB are free; give --keep files"
     if need > free:
         raise GrowpruneError(out)
-    count, began = len(dataset.train) + len(dataset.test), time.perf_counter()
-    say(f"reading {count:,} images, to keep them on the device ({need / GB:.1f} GB)")
+    progress = Reading(len(dataset.train) + len(dataset.test), need, say)
     part: Any = "square" if dataset.crop else "middle"
     plain, batch = replace(dataset, flip=False), min(READ, len(dataset.train))
     source = Streamed(plain, device, batch, workers, resolution, decode, part)
     try:
-        train = filled(source.trained(), dataset.train, device, out)
-        copy = Copy(train, filled(source.test(), dataset.test, device, out))
+        train = filled(progress(source.trained()), dataset.train, device, out)
+        copy = Copy(train, filled(progress(source.test()), dataset.test, device, out))
     finally:
         source.close()
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)  # runs side by side each have a stream of their own
-    say(f"read in {time.perf_counter() - began:.0f} s")
+    progress.end()
     _here[key] = copy
     return copy
 
 
-def filled(batches: Any, folder: Part | Folder, device: str, out: str) -> Part:
+class Reading:
+    """Says that images are being read, after a while how long it will take, and in the end how long it took."""
+
+    def __init__(self, count: int, size: int, say: Callable[[str], None]) -> None:
+        self.count, self.say, self.done, self.told = count, say, 0, False
+        self.began = time.perf_counter()
+        say(f"reading {count:,} images, to keep them on the device ({size / GB:.1f} GB)")
+
+    def __call__(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in batches:
+            yield x, y
+            self.done += len(y)
+            passed = time.perf_counter() - self.began
+            if passed > PATIENCE and not self.told:
+                self.told = True
+                left = passed / self.done * (self.count - self.done)
+                self.say(f"{self.done:,} of {self.count:,} images read, {left:.0f} s to go")
+
+    def end(self) -> None:
+        self.say(f"read in {time.perf_counter() - self.began:.0f} s")
+
+
+def filled(batches: Iterator[tuple[Tensor, Tensor]], folder: Part | Folder, device: str, out: str) -> Part:
     """Batches in order as one part, written into its memory as they come."""
     x, at = None, 0
     for images, _ in batches:
