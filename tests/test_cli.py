@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.error
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import fields, replace
@@ -507,6 +508,29 @@ def test_a_bad_folder_is_refused_in_one_line(tmp_path: Path, keep: str, spoil: A
     assert line.startswith(f"growprune: {said.format(root=root)}")
     assert len(before) <= 1  # that they are being read
     assert (tmp_path / "run").exists() == (keep == "files" and "test/b/0" in said)  # met only in the first test
+
+
+def test_without_a_network_it_is_said_how_to_give_weights_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any image is read; and the file is then found where it was said to belong."""
+
+    def no_network(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    asked = ("prune", "--model", "torchvision:resnet50", "--weights", "ResNet50_Weights.IMAGENET1K_V1")
+    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    name, place = "resnet50-0676ba61.pth", tmp_path / "checkpoints"
+    assert err.startswith("growprune: weights 'ResNet50_Weights.IMAGENET1K_V1': cannot be downloaded (")
+    assert err.endswith(f"); put the file {name} into {place}, or give its own place with --weights\n")
+    assert err.count("\n") == 1
+    (place / name).write_bytes(b"")
+    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"growprune: data '{tmp_path}/nowhere': no such image set")
 
 
 def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:

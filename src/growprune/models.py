@@ -198,7 +198,7 @@ def weights_file(weights: str | os.PathLike[str]) -> Path:
     if not path.is_file():
         raise GrowpruneError(
             f"weights '{weights}': no such file, or a folder without model.safetensors; train first, or give --weights "
-            "a file, as of torch.save(model.state_dict(), ...): none are downloaded"
+            "a file (as of torch.save(model.state_dict(), ...)) or torchvision's name (ResNet50_Weights.IMAGENET1K_V1)"
         )
     return path
 
