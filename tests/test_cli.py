@@ -13,9 +13,10 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.error
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -473,6 +474,64 @@ def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
     assert document(out)["images"] == 4
 
 
+@pytest.mark.parametrize("keep", ["device", "files"])
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda root: (root / "test").rename(root / "other"), "{root}: has train/, but no val/ or test/ with a folder"),
+        (lambda root: (root / "train").rename(root / "other"), "{root}: has test/, but no train/; train/ and val/ (or"),
+        (lambda root: (root / "train" / "b").rename(root / "train" / "c"),
+         "{root}: class 'b' is in test/ but not in train/; both need the same folders"),
+        (lambda root: [(root / part).rename(root / f"other{part}") for part in ("train", "test")],
+         "{root}: no images found; train/ and val/ (or test/) with class folders belong there"),
+        (lambda root: [file.unlink() for file in (root / "test" / "a").iterdir()],
+         "{root}/test/a: no images in it (.png .jpg .jpeg .webp .bmp); add some, or remove it"),
+        (lambda root: (root / "train" / "a" / "1.png").write_bytes(b"\x89PNG"),
+         "{root}/train/a/1.png: broken, or not an image; remove or replace it"),
+        (lambda root: (root / "test" / "b" / "0.png").write_bytes(b""),
+         "{root}/test/b/0.png: broken, or not an image; remove or replace it"),
+    ],
+    ids=["no val", "no train", "classes", "neither", "empty class", "broken", "empty file"],
+)  # fmt: skip
+def test_a_bad_folder_is_refused_in_one_line(tmp_path: Path, keep: str, spoil: Any, said: str) -> None:
+    """What is the matter, where, and what to do; nothing is left of a run that did not begin."""
+    root = tmp_path / "images"
+    write_pictures(root, 3)
+    spoil(root)
+    code, out, err = growprune_says(
+        "train", "--model", "test_cli:large", "--data", root, "--device", "cpu", "--resolution", 64, "--batch", 2,
+        "--epochs", 1, "--workers", 0, "--keep", keep, "--out", tmp_path / "run",
+    )  # fmt: skip
+    assert (code, out) == (2, "")
+    *before, line = err.splitlines()
+    assert line.startswith(f"growprune: {said.format(root=root)}")
+    assert len(before) <= 1  # that they are being read
+    assert (tmp_path / "run").exists() == (keep == "files" and "test/b/0" in said)  # met only in the first test
+
+
+def test_without_a_network_it_is_said_how_to_give_weights_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any image is read; and the file is then found where it was said to belong."""
+
+    def no_network(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    asked = ("prune", "--model", "torchvision:resnet50", "--weights", "ResNet50_Weights.IMAGENET1K_V1")
+    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    name, place = "resnet50-0676ba61.pth", tmp_path / "checkpoints"
+    assert err.startswith("growprune: weights 'ResNet50_Weights.IMAGENET1K_V1': cannot be downloaded (")
+    assert err.endswith(f"); put the file {name} into {place}, or give its own place with --weights\n")
+    assert err.count("\n") == 1
+    (place / name).write_bytes(b"")
+    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"growprune: data '{tmp_path}/nowhere': no such image set")
+
+
 def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
     """What a run chose stands in its result: the two decoders do not give quite the same images."""
     write_pictures(tmp_path, 2)
@@ -673,7 +732,7 @@ def test_bench_says_whether_a_folder_keeps_the_step_fed(tmp_path: Path, monkeypa
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_bench_tries_both_decoders_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_tries_both_decoders_and_the_device_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growprune.bench.SECONDS", 0.1)
     write_pictures(tmp_path, 5)
     code, out, _ = growprune_says(
@@ -682,8 +741,24 @@ def test_bench_tries_both_decoders_on_a_gpu(tmp_path: Path, monkeypatch: pytest.
     )  # fmt: skip
     assert code == 0
     found = document(out)["fed"]["test_cli:wide"]
-    assert found.keys() - {"workers", "choice"} == ({"cpu"} if undecodable("cuda") else {"cpu", "gpu"})
-    assert all(rate > 0 for decode in ("cpu", "gpu") for rate in found.get(decode, {}).values())
+    assert found.keys() - {"workers", "choice", "kept"} == ({"cpu"} if undecodable("cuda") else {"cpu", "gpu"})
+    assert all(rate > 0 for where in ("cpu", "gpu", "kept") for rate in found.get(where, {}).values())
+    assert found["kept"]["step"] == found["cpu"]["step"]
+
+
+def test_bench_of_images_that_are_kept(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 5)
+    weights = tmp_path / "weights.pth"
+    torch.save(wide().state_dict(), weights)
+    said: list[str] = []
+    asked = bench.Bench(["test_cli:wide"], str(tmp_path), "data", "cpu", 2, 1, 3, "off", 0, said.append)
+    config = replace(bench.plan(asked, "test_cli:wide", weights), keep="device", resolution=64)
+    found = bench.kept(asked, config, {}, 10.0)
+    assert found.keys() == {"step", "loader", "fed", "loader_share", "fed_share"}
+    assert found["step"] == 10.0
+    assert found["fed_share"] == pytest.approx(found["fed"] / 10)
+    assert 0 < found["fed"] < found["loader"]
+    assert said[0] == "test_cli:wide: batches alone, and with the step; the images kept on the device"
 
 
 def wide(num_classes: int = 2) -> nn.Module:
@@ -731,7 +806,7 @@ def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.Monk
     rates = {"step": 2500.0, "loader": 5000.0, "loader_share": 2.0, "fed": 2475.0, "fed_share": 0.99}
     slower = {**rates, "fed": 1250.0, "fed_share": 0.5}
     result = {
-        "fed": {"torchvision:resnet50": {"cpu": rates, "gpu": slower, "workers": 16, "choice": "bf16"}},
+        "fed": {"torchvision:resnet50": {"cpu": rates, "gpu": slower, "kept": rates, "workers": 16, "choice": "bf16"}},
         "environment": {"device_name": "NVIDIA H200", "torch": "2.9.1+cu130", "device": "cuda"},
         "data": "here", "batch": 64, "steps": 200,
     }  # fmt: skip
@@ -741,12 +816,12 @@ def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.Monk
     assert (asked[0].models, asked[0].batch, asked[0].data) == (["torchvision:resnet50"], 64, "here")
     readable(out)
     assert re.search(r"(?m)^NVIDIA H200, torch 2.9.1\+cu130, workers: 16, batch 64, 200 steps", out)
-    assert re.search(r"(?m)^ images a second +JPEGs on the CPU +JPEGs on the GPU $", out)
-    assert re.search(r"(?m)^ the step, nothing loaded +2,500 +2,500 $", out)
-    assert re.search(r"(?m)^ the loader alone +5,000 +5,000 $", out)
-    assert re.search(r"(?m)^   of the step's rate +200 % +200 % $", out)
-    assert re.search(r"(?m)^ the step, fed by the loader +2,475 +1,250 $", out)
-    assert re.search(r"(?m)^   of the step's rate +99 % +50 % $", out)
+    assert re.search(r"(?m)^ images a second +JPEGs on the CPU +JPEGs on the GPU +kept on the GPU $", out)
+    assert re.search(r"(?m)^ the step alone +2,500 +2,500 +2,500 $", out)
+    assert re.search(r"(?m)^ the loader alone +5,000 +5,000 +5,000 $", out)
+    assert re.search(r"(?m)^   of the step's rate +200 % +200 % +200 % $", out)
+    assert re.search(r"(?m)^ the step, so fed +2,475 +1,250 +2,475 $", out)
+    assert re.search(r"(?m)^   of the step's rate +99 % +50 % +99 % $", out)
 
 
 @pytest.mark.parametrize(("device", "compiled"), [("cpu", "off"), ("cuda", "on")])

@@ -484,7 +484,7 @@ def test_large_or_mixed_images_are_streamed_unless_forced(tmp_path: Path) -> Non
 def test_bad_folders_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "test").rename(tmp_path / "elsewhere")
-    with refused("no test/ or val/"):
+    with refused("no val/ or test/"):
         load(str(tmp_path))
     (tmp_path / "elsewhere").rename(tmp_path / "val")
     (tmp_path / "val" / "dog").rename(tmp_path / "val" / "wolf")

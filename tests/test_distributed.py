@@ -39,6 +39,7 @@ from growprune.distributed import WholeBatch, World, first_here, join
 from growprune.errors import GrowpruneError
 from growprune.models import CifarResNet
 from growprune.run import Folder
+from pictures import SIZE, write
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-9
@@ -407,6 +408,32 @@ def test_single_precision(plain: tuple[Path, str, str], tmp_path: Path) -> None:
     assert [note["loss"] for note in notes_of(tmp_path / "1")] == pytest.approx(
         [note["loss"] for note in notes_of(plain[0])], rel=1e-5
     )
+
+
+def test_large_images_kept_by_each_process_give_what_one_gives(tmp_path: Path) -> None:
+    """Read by both, cropped on their device, each its share of a batch; tested batch by batch in turn."""
+    write(tmp_path / "images")
+    options = {
+        **SHARED, "model": "test_distributed:coloured", "data": str(tmp_path / "images"), "batch": 6, "epochs": 2,
+        "keep": "device", "resolution": SIZE, "workers": 1,
+    }  # fmt: skip
+    out, err = passed(torchrun("-m", "growprune", "train", *words(options), "--out", tmp_path / "two", "--json"))
+    one, two = jobs.run(resolve("train", options), tmp_path / "one", quiet=True), json.loads(out)
+    assert (two["environment"]["world"], two["accuracy"]) == (2, one["accuracy"])
+    assert two["choices"]["images"] == {"keep": "device", "decode": "cpu"}
+    assert err.startswith("reading 42 images, to keep them on the device")
+    here, there = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for key in here:
+        assert torch.allclose(here[key].double(), there[key].double(), rtol=0, atol=TOLERANCE), key
+
+
+def coloured(num_classes: int) -> nn.Module:
+    class Doubled(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.double())
+
+    layers = [nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return Doubled(*layers, nn.Linear(6, num_classes)).double()
 
 
 def test_two_machines_give_what_one_gives(plain: tuple[Path, str, str], tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ ORDER = [
     "data",
     "workers",
     "streaming",
+    "keeping",
     "kernels",
     "convolutions",
     "distributed",

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from growprune import feeds, run, streaming
 from growprune.config import Train
@@ -30,24 +30,9 @@ from growprune.reading import picture
 from growprune.streaming import Streamed
 from growprune.train import Job
 from growprune.workers import Worker
+from pictures import SIZE, some, write
 
 Batches = list[tuple[Tensor, Tensor]]
-SIZE = 16
-
-
-def some(height: int, width: int, seed: int) -> Image.Image:
-    """Smooth, as photographs are: JPEG keeps it nearly."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def write(root: Path, each: int = 9, ext: str = "jpg", **how: Any) -> None:
-    for split, count in (("train", each), ("test", each - 4)):
-        for k, name in enumerate(("ant", "bee", "cat")):
-            place = root / split / name
-            place.mkdir(parents=True)
-            for i in range(count):
-                some(30 + i, 45 - i, 100 * k + i).save(place / f"{i}.{ext}", **how)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +211,18 @@ def test_training_sees_random_parts_and_mirror_images(tmp_path: Path, made: Any)
     assert area.min() < 0.2
     assert area.max() > 0.6
     assert 0.35 < area.mean() < 0.6
+
+
+def test_without_augmentation_training_sees_what_is_tested(root: Path, tmp_path: Path) -> None:
+    """In another order, that is all."""
+    for split in ("train", "test"):
+        (tmp_path / split).symlink_to(root / "train")
+    images = Images(Train(data=str(tmp_path), batch=27, workers=0, resolution=SIZE, augment=False), "cpu", World())
+    [(trained, labels)], [(tested, expected)] = images.sample(27), images.tested(27)
+    order, plain = (x.flatten(1).sum(1).argsort() for x in (trained, tested))
+    assert torch.equal(trained[order], tested[plain])
+    assert torch.equal(labels[order], expected[plain])
+    assert not torch.equal(trained, tested)
 
 
 def test_every_kind_of_file(tmp_path: Path, made: Any) -> None:
@@ -424,7 +421,8 @@ class Told:
 
 def images(root: Path, monkeypatch: pytest.MonkeyPatch, device: str = "cuda", **more: Any) -> Images:
     """As on a GPU, or what is taken for one."""
-    found = Images(Train(data=str(root), batch=4, workers=3, resolution=SIZE, **more), "cpu", World())
+    asked = Train(data=str(root), batch=4, workers=3, resolution=SIZE, keep="files", **more)
+    found = Images(asked, "cpu", World())
     monkeypatch.setattr(found, "device", device)
     monkeypatch.setattr(feeds, "Streamed", Told)
     monkeypatch.setattr(feeds, "undecodable", lambda _: "")
@@ -488,9 +486,7 @@ def test_a_resumed_run_keeps_its_decoder(root: Path, tmp_path: Path, monkeypatch
             choices["images"] = {"decode": "cpu", "cpu": float(next(measured))}
 
     monkeypatch.setattr(Images, "decide", tried)
-    config = Train(
-        model="test_streaming:tiny", data=str(root), epochs=3, batch=9, save_every=0.0, workers=0, resolution=SIZE
-    )
+    config = Train(model="pictures:tiny", data=str(root), epochs=3, batch=9, save_every=0.0, workers=0, resolution=SIZE)
     for steps in (2, 3):  # the second of each two is not saved
         folder = run.Folder.claim(tmp_path / "run", config)
         job = Job(config, folder, "cpu")
@@ -502,10 +498,6 @@ def test_a_resumed_run_keeps_its_decoder(root: Path, tmp_path: Path, monkeypatch
     assert next(measured) == 2
 
 
-def tiny(num_classes: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
-
-
 def test_gpu_without_a_gpu_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(GrowpruneError, match=r"^--decode gpu: needs a CUDA device; give cpu or auto$"):
         Images(Train(data=str(tmp_path / "nowhere"), decode="gpu"), "cpu", World())
@@ -515,7 +507,8 @@ def test_gpu_without_a_gpu_is_refused_before_anything_is_read(tmp_path: Path) ->
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_decoder_is_chosen_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "TRIAL", 0.2)
-    found, said, choices = Images(Train(data=str(root), batch=4, workers=1, resolution=SIZE), "cuda", World()), [], {}
+    asked = Train(data=str(root), batch=4, workers=1, resolution=SIZE, keep="files")
+    found, said, choices = Images(asked, "cuda", World()), [], {}
     found.decide(choices, said.append)
     assert len(said) == 1
     chosen = choices["images"]

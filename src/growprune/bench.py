@@ -4,7 +4,7 @@ Every figure is of real jobs as `growprune prune` makes them: GReg-1 at ratio 0.
 augmentation included, testing and saving left out. On a GPU the step is captured and chosen by trial first.
 
 `bench` is about the step of small images, which lie on the device; `fed` asks of a folder of large ones whether they
-come as fast as the step takes them.
+come as fast as the step takes them: streamed, with each decoder, and kept on the device if there is room.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from growprune import models, storage
 from growprune.config import Prune
 from growprune.distributed import World
 from growprune.errors import GrowpruneError
-from growprune.feeds import FromFiles, Images
+from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.jobs import surroundings, usable
 from growprune.outcome import environment
 from growprune.report.progress import Progress
@@ -154,7 +154,12 @@ def pruned(asked: Bench, config: Prune) -> dict[str, Any]:
     return {"ms": min(timed([step], asked) for _ in range(3)), "choice": str(step.choice)}
 
 
-def timed(steps: Sequence[Step], asked: Bench, streams: Sequence[Any] = (None,), warm_up: int | None = None) -> float:
+def timed(
+    steps: Sequence[Callable[[int], None]],
+    asked: Bench,
+    streams: Sequence[Any] = (None,),
+    warm_up: int | None = None,
+) -> float:
     """Milliseconds a model's step, all of them advancing in turn."""
     cuda = asked.device.startswith("cuda")
     first = (2 if cuda else 0) if warm_up is None else warm_up
@@ -178,12 +183,12 @@ def now(cuda: bool) -> float:
 
 
 def feeding(asked: Bench, config: Prune) -> dict[str, Any]:
-    """One model: how it is fed by each decoder that there is here."""
+    """One model: how it is fed by each decoder that there is here, and by the device's own memory."""
     found: dict[str, Any] = {}
     choices: dict[str, Any] = {}
     for decode in decoders(asked):
-        job = Job(replace(config, decode=decode), None, asked.device, progress=said(asked))
-        if job.images.test is not None:
+        job = Job(replace(config, decode=decode, keep="files"), None, asked.device, progress=said(asked))
+        if not job.images.large:
             raise GrowpruneError(f"--images: those of {asked.data} are small and kept in memory; nothing is loaded")
         job.choices = choices  # the second takes its step as the first chose it
         asked.say(f"{config.model}: the step alone, the loader alone, and both; JPEGs on the {decode.upper()}")
@@ -191,7 +196,35 @@ def feeding(asked: Bench, config: Prune) -> dict[str, Any]:
         assert isinstance(step.feed, FromFiles)
         found[decode] = rates(asked, step, step.feed)
         found |= {"workers": step.feed.source.workers, "choice": str(step.choice)}
+    if job.cuda and job.images.placed(asked.say) == "device":
+        del step, job  # and with them the captured graph's memory
+        found["kept"] = kept(asked, replace(config, decode="cpu", keep="device"), choices, found["cpu"]["step"])
     return found
+
+
+def kept(asked: Bench, config: Prune, choices: dict[str, Any], alone: float) -> dict[str, float]:
+    """The same of images that are kept on the device: `loader` is making batches of them, and nothing else."""
+    job = Job(config, None, asked.device, progress=said(asked))
+    job.choices = choices
+    asked.say(f"{config.model}: batches alone, and with the step; the images kept on the device")
+    step = job.enter(job.stages[0], None)
+    assert isinstance(step.feed, FromMemory)
+    loader, both = (asked.batch / timed([each], asked) * 1e3 for each in (batches(asked, step.feed), step))
+    return shares(alone, loader, both)
+
+
+def batches(asked: Bench, feed: FromMemory) -> Callable[[int], None]:
+    """Makes a batch at each call; on a GPU by a graph, as the step does."""
+    count = torch.zeros(1, dtype=torch.long, device=asked.device)
+    feed.prepare(0)
+    feed(count)
+    if not asked.device.startswith("cuda"):
+        return lambda number: feed(count) and None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        feed(count)
+        count.add_(1)
+    return lambda number: graph.replay()
 
 
 def decoders(asked: Bench) -> list[Decode]:
@@ -210,6 +243,10 @@ def rates(asked: Bench, step: Step, feed: FromFiles) -> dict[str, float]:
     ahead = 2 * feed.source.workers + 2  # batches that are read before the first is used would flatter a slow loader
     both = asked.batch / timed([step], asked, warm_up=ahead) * 1e3
     feed.rest()
+    return shares(alone, loader, both)
+
+
+def shares(alone: float, loader: float, both: float) -> dict[str, float]:
     return {
         "step": alone, "loader": loader, "fed": both, "loader_share": loader / alone, "fed_share": both / alone
     }  # fmt: skip

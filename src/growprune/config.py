@@ -46,6 +46,9 @@ class Config(Options):
     resolution: int = option(224, "Side of the square that larger images are cropped to.", NET, min=8)
     workers: int = option(-1, "Processes that read larger images; -1: one a core.", SPEED, min=-1, max=1024)
     decode: Literal["auto", "cpu", "gpu"] = option("auto", "What decodes larger JPEGs (auto is the faster)", SPEED)
+    keep: Literal["auto", "device", "files"] = option(
+        "auto", "Where larger images stay (auto is a GPU that has room for them, else files)", SPEED
+    )
     precision: Literal["auto", "bf16", "fp32"] = option("auto", "Of the training step (auto is the faster)", SPEED)
     layout: Literal["auto", "channels_last", "contiguous"] = option("auto", "Of images and weights in memory", SPEED)
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)", SPEED)

@@ -4,7 +4,7 @@
 
 Small images stay on the device as bytes, padded once; shuffling, crop and flip are one gather there. Which image, crop
 and flip stand at a place of an epoch is arithmetic on (seed, stage, epoch, place): the same on every machine, with
-every version of torch, wherever a run is taken up again. Large images are a `Folder`, for `streaming`.
+every version of torch, wherever a run is taken up again. Large images are a `Folder`, for `streaming` and `keeping`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from growprune.cifar import KINDS, fetch, present, read_cifar, where_to_put
 from growprune.errors import GrowpruneError, nearest
-from growprune.reading import Folder, Found, Part, Wanted, cores, picture, read_classes, read_pair
+from growprune.reading import HELD_OUT, Folder, Found, Part, Wanted, cores, picture, read_classes, read_pair
 
 NAMES = ("digits", *KINDS)
 SAMPLED = 1000  # images of a streamed set that its mean and deviation are taken from
@@ -42,6 +42,7 @@ class Dataset:
     std: tuple[float, ...]
     pad: int  # zeros put around an image that is then cropped back, at random; 0: none
     flip: bool  # every other image mirrored, at random
+    crop: bool = True  # of a large image a random part, brought to size; else its middle, as in testing
 
     def shape(self, resolution: int = 224) -> tuple[int, int, int]:
         """Of one image, C x H x W; a streamed one has the resolution it is streamed at."""
@@ -77,7 +78,10 @@ def load(
         raise GrowpruneError(f"data '{name}': {what} ({', '.join(NAMES)}, or the path of a folder)")
     found = find([root], [], KINDS, wanted)
     if found is None:
-        raise GrowpruneError(f"{root}: no images found: train.npz and test.npz, or train/ and test/ with class folders")
+        there = next((f"has {name}/, but no train/" for name in HELD_OUT if (root / name).is_dir()), "no images found")
+        raise GrowpruneError(
+            f"{root}: {there}; train/ and val/ (or test/) with class folders belong there, or train.npz and test.npz"
+        )
     return described(root.resolve().name, found, resolution)
 
 
@@ -190,10 +194,12 @@ def key_of(*numbers: int) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-def drawn(key: int, what: int, count: int) -> Tensor:
-    """`count` random int64 of a stream, others for each `what`: SplitMix64, whose n-th number needs none before it."""
+def drawn(key: int, what: int, count: int | Tensor) -> Tensor:
+    """`count` random int64 of a stream, or those at these places of it, others for each `what`: SplitMix64, whose n-th
+    number needs none before it."""
     golden, first, second = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
-    z = (torch.arange(1, count + 1) + (what << 40)) * golden + key
+    places = count if isinstance(count, Tensor) else torch.arange(count)
+    z = (places + 1 + (what << 40)) * golden + key
     z = (z ^ _right(z, 30)) * first
     z = (z ^ _right(z, 27)) * second
     return z ^ _right(z, 31)
@@ -204,9 +210,14 @@ def _right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def uniform(limit: int, key: int, what: int, count: int) -> Tensor:
-    """Whole numbers from 0 to limit - 1."""
+def uniform(limit: int | Tensor, key: int, what: int, count: int) -> Tensor:
+    """Whole numbers from 0 to limit - 1, which may be another one for each."""
     return _right(drawn(key, what, count), 32) % limit
+
+
+def fraction(key: int, what: int, count: int | Tensor) -> Tensor:
+    """Numbers from 0 to below 1, in double precision."""
+    return _right(drawn(key, what, count), 11).double() * 2.0**-53
 
 
 def shuffled(key: int, count: int) -> Tensor:
@@ -235,6 +246,8 @@ class Source:
 
 class Resident(Source):
     """A training part on the device, padded once; batches are made there, without the host."""
+
+    columns = 4  # of a plan's rows
 
     def __init__(self, dataset: Dataset, device: torch.device | str, batch: int) -> None:
         if isinstance(dataset.train, Folder):

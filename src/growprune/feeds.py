@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from growprune import data, distributed
+from growprune import data, distributed, keeping
 from growprune.config import Config
 from growprune.data import Dataset, Normal, Resident
 from growprune.distributed import World, first_here
 from growprune.errors import GrowpruneError
-from growprune.reading import Part
+from growprune.keeping import GB, Kept
+from growprune.reading import Folder, Part
 from growprune.streaming import Decode, Streamed, undecodable
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -23,6 +24,8 @@ ESTIMATION, BATCHES = 9, 10
 """Stage number and count of the batches that batch norm's statistics are estimated from, and criteria measured on."""
 LARGE = 250
 """Large images at most in a batch that is tested: every worker holds some of these."""
+COMFORT = 0.5
+"""The share of a GPU's free memory that images may take where nobody asked for it: the network needs some too."""
 TRIAL = 2.0
 """Seconds that each decoder is tried."""
 BETTER = 1.25
@@ -39,7 +42,7 @@ class Images:
             found = data.load(config.data, config.data_dir, resolution=config.resolution)
         if config.normalize == "imagenet" and len(found.mean) == 3:
             found = replace(found, mean=IMAGENET[0], std=IMAGENET[1])
-        self.dataset: Dataset = found if config.augment else replace(found, pad=0, flip=False)
+        self.dataset: Dataset = found if config.augment else replace(found, pad=0, flip=False, crop=False)
         self.config, self.device, self.world = config, device, world
         self.test = found.test.to(device) if isinstance(found.test, Part) else None
         self.normal = Normal(self.dataset, device)
@@ -47,17 +50,42 @@ class Images:
         self.classes = len(found.classes)
         self.sizes = {"train": len(found.train), "test": len(found.test)}
         self.decode: Decode = "gpu" if config.decode == "gpu" else "cpu"
-        self._source: Resident | Streamed | None = None
+        self.large = isinstance(found.train, Folder)
+        self._copy: keeping.Copy | None = None
+        self._source: Resident | Kept | Streamed | None = None
 
     def decide(self, choices: dict[str, Any], say: Callable[[str], None]) -> None:
-        """What decodes JPEGs, if that is left to us: as it was chosen before, else the faster here. `choices` keeps it,
-        for a run must not change over: the two do not give the same bits. Where bits count, no clock decides: the CPU.
-        """
+        """Where large images stay, and what decodes JPEGs, if that is left to us: as it was chosen before, else as is
+        best here. `choices` keeps it, for a run must not change over: no two ways give the same bits."""
         config, cuda = self.config, self.device.startswith("cuda")
-        if self.test is None and config.decode == "auto" and cuda and not config.deterministic:
-            if "images" not in choices:
-                choices["images"] = distributed.from_first(self.world, self.tried(say))
-            self.decode = choices["images"]["decode"]
+        if not self.large or self._copy is not None:
+            return
+        made: dict[str, Any] = dict(choices.get("images", {}))
+        keep: str = config.keep
+        if cuda and keep == "auto":  # a run that began when there was no such choice streams
+            made["keep"] = keep = made.get("keep", "files") if choices else self.placed(say)
+        if keep == "device":
+            made = {"keep": keep, "decode": self.decode}
+            size = config.resolution
+            self._copy = keeping.bring(self.dataset, self.device, size, self.workers, self.decode, say)
+            self.test = self._copy.test
+        elif config.decode == "auto" and cuda and not config.deterministic:  # where bits count, no clock decides
+            if "decode" not in made:
+                made |= distributed.from_first(self.world, self.tried(say))
+            self.decode = made["decode"]
+        if made:
+            choices["images"] = made
+
+    def placed(self, say: Callable[[str], None]) -> str:
+        """On the device, if the images take half of its free memory at most, in every process, or are there already.
+        Where bits count it is half of its memory: what others take of it must not decide."""
+        asked = self.dataset, self.device, self.config.resolution
+        need, room = keeping.needed(self.dataset, asked[2]), keeping.room(self.device, self.config.deterministic)
+        fits = need <= COMFORT * room or keeping.present(*asked, self.decode)
+        if not distributed.anyone(self.world, not fits):
+            return "device"
+        say(f"images are streamed: the device has {room / GB:.1f} GB, they would take {need / GB:.1f} GB of it")
+        return "files"
 
     def tried(self, say: Callable[[str], None]) -> dict[str, Any]:
         """The faster decoder, and how many images a second come from either when nothing is done with them."""
@@ -75,42 +103,50 @@ class Images:
         return {"decode": best, **found}
 
     def streamed(self, batch: int, decode: Decode) -> Streamed:
-        workers = None if self.config.workers < 0 else self.config.workers
-        return Streamed(self.dataset, self.device, batch, workers, self.config.resolution, decode)
+        return Streamed(self.dataset, self.device, batch, self.workers, self.config.resolution, decode)
 
-    def source(self, batch: int) -> Resident | Streamed:
+    @property
+    def workers(self) -> int | None:
+        return None if self.config.workers < 0 else self.config.workers
+
+    def source(self, batch: int) -> Resident | Kept | Streamed:
         """The training images in batches of so many: all sizes share one copy on the device, or the same workers."""
         if self._source is None:
-            here = self.test is not None
-            self._source = Resident(self.dataset, self.device, batch) if here else self.streamed(batch, self.decode)
+            if self._copy is not None:
+                self._source = Kept(self.dataset, self._copy, batch, self.config.resolution)
+            elif self.large:
+                self._source = self.streamed(batch, self.decode)
+            else:
+                self._source = Resident(self.dataset, self.device, batch)
         return self._source.sized(batch)
 
     def feed(self, batch: int, stage: int) -> FromMemory | FromFiles:
         source = self.source(batch)
-        if isinstance(source, Resident):
-            return FromMemory(source, self.config.seed, stage, self.world, self.device)
-        return FromFiles(source, self.config.seed, stage, self.world, self.device)
+        if isinstance(source, Streamed):
+            return FromFiles(source, self.config.seed, stage, self.world, self.device)
+        return FromMemory(source, self.config.seed, stage, self.world, self.device)
 
     def tested(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the test images, normalised, with their labels."""
+        size = min(size, LARGE) if self.large else size
         if self.test is not None:
             every = data.batches(self.test, self.device, size)
             chosen: Iterator[tuple[Tensor, Tensor]] = islice(every, self.world.rank, None, self.world.size)
         else:
             source = self.source(self.config.batch)
             assert isinstance(source, Streamed)
-            chosen = source.test(min(size, LARGE), self.world.rank, self.world.size)
+            chosen = source.test(size, self.world.rank, self.world.size)
         for x, y in chosen:
             yield self.normal(x), y
 
     def sample(self, batch: int, count: int = BATCHES) -> Iterator[tuple[Tensor, Tensor]]:
         """Some training batches, normalised; always the same ones, in every process."""
         source = self.source(batch)
-        if isinstance(source, Resident):
-            plan = source.plan(self.config.seed, ESTIMATION, 0)[:count].to(self.device)
-            found: Iterator[tuple[Tensor, Tensor]] = (source.batch_of(rows) for rows in plan)
-        else:
+        if isinstance(source, Streamed):
             found = source.epoch(self.config.seed, ESTIMATION, 0, stop=count)
+        else:
+            plan = source.plan(self.config.seed, ESTIMATION, 0)[:count].to(self.device)
+            found = (source.batch_of(rows) for rows in plan)
         for x, y in found:
             yield self.normal(x), y
 
@@ -126,11 +162,11 @@ class Images:
 class FromMemory:
     """Batches made on the device from its own copy of the images."""
 
-    def __init__(self, source: Resident, seed: int, stage: int, world: World, device: str) -> None:
+    def __init__(self, source: Resident | Kept, seed: int, stage: int, world: World, device: str) -> None:
         self.source, self.seed, self.stage, self.world = source, seed, stage, world
         self.epoch_steps, self.normalized = source.steps, source.normalized
         share = source.batch // world.size
-        self.plan = torch.zeros((source.steps, share, 4), dtype=torch.int32, device=device)
+        self.plan = torch.zeros((source.steps, share, source.columns), dtype=torch.int32, device=device)
         self.epoch = -1
 
     def prepare(self, step: int) -> None:

@@ -197,7 +197,8 @@ def weights_file(weights: str | os.PathLike[str]) -> Path:
         path /= "model.safetensors"
     if not path.is_file():
         raise GrowpruneError(
-            f"weights '{weights}': no such file, or a folder without model.safetensors; give --weights, or train first"
+            f"weights '{weights}': no such file, or a folder without model.safetensors; train first, or give --weights "
+            "a file (as of torch.save(model.state_dict(), ...)) or torchvision's name (ResNet50_Weights.IMAGENET1K_V1)"
         )
     return path
 

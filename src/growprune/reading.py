@@ -127,11 +127,15 @@ def read_classes(root: Path, wanted: Wanted) -> Found:
     train, classes = listed(root / "train")
     held_out = next((root / name for name in HELD_OUT if subfolders(root / name)), None)
     if held_out is None:
-        raise GrowpruneError(f"{root}: has train/, but no test/ or val/ with a folder for each class")
+        raise GrowpruneError(
+            f"{root}: has train/, but no val/ or test/ with a folder for each class; put the images to test on there"
+        )
     test, others = listed(held_out)
     for name in sorted(set(classes) ^ set(others)):
         has, lacks = ("train", held_out.name) if name in classes else (held_out.name, "train")
-        raise GrowpruneError(f"{root}: class '{name}' is in {has}/ but not in {lacks}/")
+        raise GrowpruneError(
+            f"{root}: class '{name}' is in {has}/ but not in {lacks}/; both need the same folders, with images in each"
+        )
     if wanted.stream:
         return Found(root, train, test, classes)
     try:
@@ -161,7 +165,7 @@ def listed(split: Path) -> tuple[Folder, tuple[str, ...]]:
     for label, name in enumerate(classes):
         own = sorted(images_below(split / name))
         if not own:
-            raise GrowpruneError(f"{split / name}: no images in it ({' '.join(EXTENSIONS)})")
+            raise GrowpruneError(f"{split / name}: no images in it ({' '.join(EXTENSIONS)}); add some, or remove it")
         files += own
         labels += [label] * len(own)
     return Folder(tuple(files), torch.tensor(labels)), tuple(classes)

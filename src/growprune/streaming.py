@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import chain, count, starmap
 from typing import Literal, TypeVar
@@ -26,6 +26,7 @@ from growprune.workers import Batch, Sample, Workers
 
 Device = torch.device | str
 Decode = Literal["cpu", "gpu"]
+Shown = Literal["random", "middle", "square"]
 T = TypeVar("T")
 RGB = 3  # torchvision.io.ImageReadMode.RGB.value
 
@@ -46,6 +47,7 @@ class Streamed(Source):
         workers: int | None = None,
         resolution: int = 224,
         decode: Decode = "cpu",
+        part: Shown | None = None,
     ) -> None:
         if not isinstance(dataset.train, Folder) or not isinstance(dataset.test, Folder):
             raise GrowpruneError(f"{dataset.name}: its images are in memory; load it with stream=True to stream them")
@@ -58,7 +60,7 @@ class Streamed(Source):
         self.device = torch.device(device)
         self.workers = default_workers() if workers is None else workers
         self.normalized = Normal(dataset, device)
-        self._view = View(resolution, dataset.flip)
+        self._view = View(resolution, dataset.flip, part or ("random" if dataset.crop else "middle"))
         self._gpu = decode == "gpu"
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._workers = Workers(Reader(None if self._gpu else self._view), self.workers)
@@ -99,8 +101,14 @@ class Streamed(Source):
 
     def test(self, size: int | None = None, rank: int = 0, world: int = 1) -> Iterator[tuple[Tensor, Tensor]]:
         """The test images in order (of rank r of w, every w-th from the r-th on), resized and cropped in the middle."""
-        mine = torch.arange(rank, len(self._test), world)
-        rows = (samples(self._test, chosen, [None] * len(chosen)) for chosen in mine.split(size or self.batch))
+        return self._each(self._test, None, torch.arange(rank, len(self._test), world), size or self.batch)
+
+    def trained(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The training images in order, all of them, as a view without chance shows them."""
+        return self._each(self._train, 0, torch.arange(len(self._train)), self.batch)
+
+    def _each(self, folder: Folder, seed: int | None, mine: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = (samples(folder, chosen, [seed] * len(chosen)) for chosen in mine.split(size))
         return self._ahead(self._workers.read(rows if len(mine) else ()))
 
     def images_per_second(self, seconds: float = 3.0) -> float:
@@ -153,14 +161,14 @@ class Streamed(Source):
             decoded = dict(zip(jpegs, on_gpu, strict=True))
         except RuntimeError:  # one of them is of a kind that the GPU does not know: none came back
             decoded = {}
-        out = torch.empty(len(files), self._view.size, self._view.size, 3, dtype=torch.uint8, device=self.device)
+        views = []
         for i, (file, sample) in enumerate(zip(files, asked, strict=True)):
             image = decoded[i] if i in decoded else decoded_here(sample.file, file).to(self.device)
-            out[i] = self._view(image, sample.seed).permute(1, 2, 0)
-        return out
+            views.append(self._view(image, sample.seed).permute(1, 2, 0))
+        return torch.stack(views)
 
 
-def samples(folder: Folder, chosen: Tensor, seeds: list[int] | list[None]) -> list[Sample]:
+def samples(folder: Folder, chosen: Tensor, seeds: Sequence[int | None]) -> list[Sample]:
     labels = folder.y[chosen].tolist()
     return [Sample(folder.files[i], y, s) for i, y, s in zip(chosen.tolist(), labels, seeds, strict=True)]
 
@@ -187,18 +195,28 @@ def default_workers() -> int:
 # -- one image -------------------------------------------------------------------------------------------------------
 
 
-class View:
-    """What the network sees of an image: in training a random part and its mirror image, in testing the middle."""
+def around(size: int) -> int:
+    """The shorter side that an image is brought to before its middle of this size is tested: 256 for 224."""
+    return round(size * 256 / 224)
 
-    def __init__(self, size: int, flip: bool) -> None:
+
+class View:
+    """What the network sees of an image: in testing the middle; in training (`part`) a random part, also the middle, or
+    the square around it, from which parts are cut later; and its mirror image, if there is `flip`."""
+
+    def __init__(self, size: int, flip: bool, part: Shown = "random") -> None:
         try:
             from torchvision.transforms import v2
         except ImportError as error:
             raise GrowpruneError("streaming images needs torchvision: pip install torchvision") from error
-        self.size = size
-        crop = v2.RandomResizedCrop(size, antialias=True)
-        self._train = v2.Compose([crop, v2.RandomHorizontalFlip()]) if flip else crop
-        self._test = v2.Compose([v2.Resize(round(size * 256 / 224), antialias=True), v2.CenterCrop(size)])
+        larger = v2.Resize(around(size), antialias=True)
+        self._test = v2.Compose([larger, v2.CenterCrop(size)])
+        crops = {
+            "random": v2.RandomResizedCrop(size, antialias=True),
+            "middle": self._test,
+            "square": v2.Compose([larger, v2.CenterCrop(around(size))]),
+        }
+        self._train = v2.Compose([crops[part], v2.RandomHorizontalFlip()]) if flip else crops[part]
 
     def __call__(self, image: Tensor, seed: int | None) -> Tensor:
         if seed is None:

@@ -469,7 +469,7 @@ class Job:
         """What tells these images from others."""
         images = self.images
         known: dict[str, Any] = {**images.sizes, "shape": list(images.shape), "classes": list(images.dataset.classes)}
-        return known | ({"mean": list(images.dataset.mean)} if images.test is not None else {})
+        return known | ({} if images.large else {"mean": list(images.dataset.mean)})
 
     def resumed(self) -> dict[str, Any] | None:
         """The last good checkpoint's tree, in every process; the network is then the one it holds."""

@@ -50,30 +50,33 @@ def share(part: float) -> str:
 
 
 def fed_table(result: Result) -> Group:
-    """Images a second by network and decoder: of the step, of the loader, of both."""
-    made, columns = result["environment"], []
-    shown = table("images a second")
-    for name, found in result["fed"].items():
-        for decode in ("cpu", "gpu"):
-            if decode in found:
-                columns.append(found[decode])
-                shown.add_column(f"{name}\nJPEGs on the {decode.upper()}", justify="right")
-    for label, key, style in (
-        ("the step, nothing loaded", "step", "bold"),
-        ("the loader alone", "loader", ""),
-        ("the step, fed by the loader", "fed", "bold"),
-    ):
-        shown.add_row(label, *(f"{each[key]:,.0f}" for each in columns), style=style)
-        if key != "step":
-            shown.add_row("  of the step's rate", *(f"{100 * each[f'{key}_share']:.0f} %" for each in columns))
-    workers = max(found["workers"] for found in result["fed"].values())
+    """Images a second by where they come from, a table for each network: of the step, of the loader, of both."""
+    made, fed = result["environment"], result["fed"]
+    workers = max(found["workers"] for found in fed.values())
     where = f"{made['device_name']}, torch {made['torch']}, workers: {workers}, batch {result['batch']}"
     return Group(
         Text("Does the loader keep the step fed?", style="bold"),
         Text(f"{where}, {result['steps']} steps a measurement"),
         Text(str(result["data"])),
-        shown,
+        *(part for name, found in fed.items() for part in (Text(f"\n{name}"), fed_by(found))),
     )
+
+
+SOURCES = {"cpu": "JPEGs on the CPU", "gpu": "JPEGs on the GPU", "kept": "kept on the GPU"}
+
+
+def fed_by(found: Result) -> Table:
+    columns = [found[source] for source in SOURCES if source in found]
+    shown = table("images a second", *(label for source, label in SOURCES.items() if source in found))
+    for label, key, style in (
+        ("the step alone", "step", "bold"),
+        ("the loader alone", "loader", ""),
+        ("the step, so fed", "fed", "bold"),
+    ):
+        shown.add_row(label, *(f"{each[key]:,.0f}" for each in columns), style=style)
+        if key != "step":
+            shown.add_row("  of the step's rate", *(f"{100 * each[f'{key}_share']:.0f} %" for each in columns))
+    return shown
 
 
 def plan_table(result: Result) -> Group:
