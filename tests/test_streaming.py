@@ -383,7 +383,8 @@ def test_its_speed_is_measured(root: Path, made: Any, monkeypatch: pytest.Monkey
     for workers in (0, 4):
         streamed.workers, before = workers, clock[0]
         assert streamed.images_per_second(6.0) == pytest.approx(9 / 0.2)
-        assert clock[0] - before == pytest.approx(3 * max(1, workers) + 6.2, abs=0.21)
+        took = clock[0] - before - 3 * max(1, workers)
+        assert 6.0 <= took <= 6.41 + 0.2 * workers
 
 
 def test_what_cannot_be_streamed_is_refused(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,7 +514,8 @@ def test_a_decoder_is_chosen_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatc
     assert len(said) == 1
     chosen = choices["images"]
     assert found.decode == chosen["decode"]
-    assert chosen == {"decode": "cpu"} or chosen[chosen["decode"]] == max(chosen["cpu"], chosen["gpu"])
+    better = "gpu" in chosen and chosen["gpu"] > feeds.BETTER * chosen["cpu"]
+    assert chosen["decode"] == ("gpu" if better else "cpu")
     x, y = next(found.sample(4, count=1))
     assert x.device.type == y.device.type == "cuda"
 

@@ -45,7 +45,9 @@ class Config(Options):
     normalize: Literal["own", "imagenet"] = option("own", "Whose mean and deviation the images are scaled by", NET)
     resolution: int = option(224, "Side of the square that larger images are cropped to.", NET, min=8)
     workers: int = option(-1, "Processes that read larger images; -1: one a core.", SPEED, min=-1, max=1024)
-    decode: Literal["auto", "cpu", "gpu"] = option("auto", "What decodes larger JPEGs (auto is the faster)", SPEED)
+    decode: Literal["auto", "cpu", "gpu"] = option(
+        "auto", "What decodes larger JPEGs (auto: the GPU where it is much faster)", SPEED
+    )
     keep: Literal["auto", "device", "files"] = option(
         "auto", "Where larger images stay (auto is a GPU that has room for them, else files)", SPEED
     )

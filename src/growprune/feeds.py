@@ -88,7 +88,7 @@ class Images:
         return "files"
 
     def tried(self, say: Callable[[str], None]) -> dict[str, Any]:
-        """The faster decoder, and how many images a second come from either when nothing is done with them."""
+        """The decoder to take, and how many images a second come from either when nothing is done with them."""
         if why := undecodable(self.device):
             say(f"JPEGs are decoded on the CPU, as they cannot be on the GPU ({why})")
             return {"decode": "cpu"}

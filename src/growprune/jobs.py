@@ -28,6 +28,7 @@ from growprune.reading import cores
 from growprune.report.progress import Progress
 from growprune.run import Folder
 from growprune.step import Choice, determinism
+from growprune.streaming import undecodable
 from growprune.train import Job, StoppedError
 
 
@@ -268,7 +269,7 @@ def usable(name: str) -> str:
 def tested(config: Config) -> dict[str, Any]:
     """`growprune eval`: what trained weights give on the test images."""
     device = usable(config.device)
-    config = replace(config, device=device, decode=config.decode if device.startswith("cuda") else "cpu")
+    config = replace(config, device=device, decode="cpu" if undecodable(device) else config.decode)
     with surroundings(config):
         job = Job(config, None, device)
         cost = measure(job.net, job.images.example())

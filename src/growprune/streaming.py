@@ -117,7 +117,7 @@ class Streamed(Source):
         for _ in self.epochs(0, 0):
             if done == 0:
                 began = self._now()
-            if done > 0 and self._now() - began >= seconds:
+            if done > 0 and done % max(1, self.workers) == 0 and self._now() - began >= seconds:  # they come in rounds
                 break
             done += 1
         return done * self.batch / (self._now() - began)
@@ -156,14 +156,11 @@ class Streamed(Source):
         torch.cuda.current_stream(self.device).synchronize()  # the decoder's own stream does not wait for this one
         files = data.split(lengths)
         jpegs = [i for i, file in enumerate(files) if file[:2].tolist() == [0xFF, 0xD8]]
-        try:
-            on_gpu = torch.ops.image.decode_jpegs_cuda([files[i] for i in jpegs], RGB, self.device) if jpegs else []
-            decoded = dict(zip(jpegs, on_gpu, strict=True))
-        except RuntimeError:  # one of them is of a kind that the GPU does not know: none came back
-            decoded = {}
+        decoded = dict(zip(jpegs, decoded_there([files[i] for i in jpegs], self.device), strict=True))
         views = []
         for i, (file, sample) in enumerate(zip(files, asked, strict=True)):
-            image = decoded[i] if i in decoded else decoded_here(sample.file, file).to(self.device)
+            image = decoded.get(i)
+            image = decoded_here(sample.file, file).to(self.device) if image is None else image
             views.append(self._view(image, sample.seed).permute(1, 2, 0))
         return torch.stack(views)
 
@@ -224,6 +221,15 @@ class View:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             return self._train(image)  # type: ignore[no-any-return]
+
+
+def decoded_there(files: list[Tensor], device: torch.device) -> list[Tensor | None]:
+    """JPEGs decoded by the GPU; None for one of a kind that it does not know. For one such all fail: then it is asked
+    one by one, so that an image does not depend on its neighbours."""
+    try:
+        return list(torch.ops.image.decode_jpegs_cuda(files, RGB, device)) if files else []
+    except RuntimeError:
+        return [None] if len(files) == 1 else [image for file in files for image in decoded_there([file], device)]
 
 
 def decoded_here(file: str, data: Tensor) -> Tensor:
