@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune import checkpoint, convolutions, jobs, models, storage
+from growprune.choosing import choose, determinism
 from growprune.config import Prune, Train
 from growprune.distributed import World
 from growprune.feeds import Images
-from growprune.step import Choice, Step, choose, determinism
+from growprune.step import Choice, Step
 
 pytestmark = [
     pytest.mark.gpu,

@@ -47,6 +47,7 @@ ORDER = [
     "recipe",
     "evaluation",
     "step",
+    "choosing",
     "report",
     "outcome",
     "train",

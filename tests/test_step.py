@@ -19,15 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import convolutions, models, train
+from growprune import choosing, convolutions, models, train
 from growprune import step as steps
+from growprune.choosing import choose, determinism
 from growprune.config import Prune, Train
 from growprune.data import Dataset, Normal, Resident, load
 from growprune.distributed import World
 from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.reading import Part
 from growprune.report.progress import Progress
-from growprune.step import Choice, NonFiniteError, Step, choose, determinism, mixed, put
+from growprune.step import Choice, NonFiniteError, Step, mixed, put
 from growprune.streaming import Streamed
 
 IMAGES, BATCH, SIZE, CLASSES = 40, 6, 8, 4
@@ -646,7 +647,7 @@ def test_what_is_asked_for_stays(kernels: list[bool], fixed: dict[str, str], rig
 
 
 def test_compilation_is_tried_where_it_pays(kernels: list[bool]) -> None:
-    enough = round(steps.WORTH_COMPILING * 1e3 / 4.0)
+    enough = round(choosing.WORTH_COMPILING * 1e3 / 4.0)
     for count, compiled in ((enough - 1, False), (enough + 1, True)):
         trial, said = Trial(TIMES), []  # type: ignore[var-annotated]
         best = choose(trial, asked(), count, said.append)  # type: ignore[arg-type]
@@ -817,7 +818,7 @@ def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
         asked.append(left)
         return steps.Choice("bf16", "channels_last", config.compile != "off" and left > 50_000, {}, 4.0)
 
-    monkeypatch.setattr(train, "choose", chosen)
+    monkeypatch.setattr(choosing, "choose", chosen)
     found, measured = [], dict[Any, Any]()
     for ku in (1, 1, 10):
         config = Prune(
@@ -829,7 +830,8 @@ def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
         job = train.Job(config, None, "cpu", progress=progress, measured=measured)
         job.cuda, job.pruner = True, job.made_pruner()
         job.steps = job.pruner.total_steps
-        found.append((job.chosen(job.stages[0], job.step).compiled, len(said), sorted(job.choices)))  # type: ignore[arg-type]
+        step: Any = SimpleNamespace(net=job.net)
+        found.append((job.chosen(job.stages[0], step).compiled, len(said), sorted(job.choices)))
     kept = ["prune", "prune, if not deterministic"]
     assert found == [(False, 2, kept), (False, 2, kept), (True, 2, kept)]
     assert asked == [15_000, 15_000, 105_000, 105_000]  # with the same bits and without

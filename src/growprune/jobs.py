@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from growprune import distributed
+from growprune.choosing import Measured, determinism
 from growprune.config import Config
 from growprune.distributed import World
 from growprune.errors import GrowpruneError
@@ -27,7 +28,6 @@ from growprune.outcome import environment
 from growprune.reading import cores
 from growprune.report.progress import Progress
 from growprune.run import Folder
-from growprune.step import Choice, determinism
 from growprune.streaming import undecodable
 from growprune.train import Job, StoppedError
 
@@ -125,7 +125,7 @@ def side_by_side(
 
     numbers: dict[int, int] = {}
     running: list[Job] = []
-    measured: dict[Any, tuple[Choice, Choice | None]] = {}  # the same network need not be measured twice
+    measured: Measured = {}  # the same network need not be measured twice
     try:
         with ExitStack() as screens, surroundings(configs[0][0]), heeding(running):
             for job in together(jobs(), parallel):

@@ -1,7 +1,7 @@
 """One training step: augment, forward, backward, penalty, update.
 
 On a CPU, or with several processes, it runs eagerly. On a GPU the whole of it is captured once as a CUDA graph and
-replayed; `choose` first measures which precision, layout, kernels and compilation are fastest for this network here.
+replayed; in which precision and layout, with which kernels, compiled or not, is found out by `choosing`.
 Nothing in a step reads from the device, and whatever happens in it depends on the step's number alone: order of
 images, crops, learning rate and random numbers are functions of (seed, stage, step), so there is no such state to save.
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from growprune import convolutions, distributed
 from growprune.distributed import World
-from growprune.errors import GrowpruneError, line
+from growprune.errors import GrowpruneError
 from growprune.pruner import Pruner
 from growprune.running import leaves
 
@@ -300,84 +300,3 @@ def mixed(*numbers: int) -> int:
     """
     digest = hashlib.sha256(",".join(map(str, numbers)).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
-
-
-# -- which way is fastest --------------------------------------------------------------------------------------------
-
-WORTH_COMPILING = 200.0
-"""Seconds that a stage must be going to last before compilation, which takes up to a minute and saves a quarter, is
-tried."""
-
-
-def choose(step: Step, asked: Any, steps: int, say: Callable[[str], None]) -> Choice:
-    """The fastest way to compute this step on this GPU, by trying; what `asked` (a Config) fixes stays fixed.
-
-    Where the same bits are wanted each time, nothing may hang on the clock: then by rule, which is what mostly wins.
-    """
-    by_rule = torch.are_deterministic_algorithms_enabled()
-
-    def trial(choice: Choice) -> Choice:
-        try:
-            step.use(choice)
-            step.capture()
-            found = step.milliseconds()
-        except torch.cuda.OutOfMemoryError:
-            found = math.inf
-        step.graph = None
-        return Choice(choice.precision, choice.layout, choice.compiled, choice.kernels, found)
-
-    layouts = ["channels_last", "contiguous"] if asked.layout == "auto" else [asked.layout]
-    precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
-    if by_rule:
-        layouts, precisions = layouts[:1], precisions[:1]
-    try:
-        best = min((trial(Choice(each, layouts[0])) for each in precisions), key=pace)
-    except RuntimeError as error:  # it reads from the device, as with .item()
-        say(f"this network's step cannot be captured as a CUDA graph, so it runs eagerly: {line(error)}")
-        return Choice(precisions[0], layouts[0], captured=False)
-    best = min([best, *(trial(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
-    if asked.kernels != "off" and best.precision == "bf16" and best.layout == "channels_last":
-        example = step.feed.normalized(step.feed(step.count)[0], torch.bfloat16)
-        found = convolutions.faster(step.net, example, by_rule or asked.kernels == "on")
-        if found:
-            tried = trial(Choice(best.precision, best.layout, False, found))
-            best = tried if by_rule and pace(tried) < math.inf else min([best, tried], key=pace)
-    long = not by_rule and steps * pace(best) / 1e3 > WORTH_COMPILING
-    if pace(best) < math.inf and (asked.compile == "on" or (asked.compile == "auto" and long)):
-        best = compiled(best, trial, asked.compile == "on", say)
-    if pace(best) == math.inf:
-        raise GrowpruneError("the GPU's memory does not hold one training step: choose a smaller --batch")
-    return best
-
-
-def compiled(best: Choice, trial: Callable[[Choice], Choice], wanted: bool, say: Callable[[str], None]) -> Choice:
-    """The same, compiled: if that is faster, or `wanted` in any case."""
-    started = time.perf_counter()
-    try:
-        tried = trial(Choice(best.precision, best.layout, True, best.kernels))
-    except Exception as error:  # no C compiler on this machine, or a network that cannot be compiled
-        if wanted:
-            raise GrowpruneError(f"--compile on: it cannot be done here: {line(error)}; try off") from error
-        say(f"torch.compile cannot be used here: {line(error)}")
-        return best
-    took = time.perf_counter() - started
-    say(f"compiled in {took:.0f} s: {pace(tried):.2f} ms a step instead of {pace(best):.2f}")
-    return tried if wanted else min([best, tried], key=pace)
-
-
-def pace(choice: Choice) -> float:
-    return math.inf if choice.ms is None else choice.ms
-
-
-@contextmanager
-def determinism(wanted: bool) -> Iterator[None]:
-    """The same bits each time on a GPU; else the fastest kernels that cuDNN finds by trying."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not wanted, wanted
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn

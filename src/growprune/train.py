@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import nn
 
 import growprune.report.run as page
 from growprune import distributed, evaluation, models, outcome, recipe, storage
+from growprune.choosing import Measured, tried
 from growprune.compact import calibrate
 from growprune.config import Config, Prune, rates
 from growprune.distributed import World
@@ -32,7 +33,7 @@ from growprune.report.events import Events
 from growprune.report.progress import Progress
 from growprune.run import MODEL, REPORT, RESULT, Folder
 from growprune.running import tensors
-from growprune.step import Choice, NonFiniteError, Step, choose, determinism
+from growprune.step import Choice, NonFiniteError, Step
 
 CHECKED_EVERY = 200
 """Steps between two looks at whether all was finite, on a GPU; until then a bad step has changed nothing."""
@@ -76,10 +77,10 @@ class Job:
         device: str,
         world: World | None = None,
         progress: Progress | None = None,
-        measured: dict[Any, tuple[Choice, Choice | None]] | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self.config, self.folder, self.device, self.world = config, folder, device, world or World()
-        self.measured = {} if measured is None else measured
+        self.measured: Measured = {} if measured is None else measured
         self.progress = progress or Progress(quiet=True)
         self.cuda = device.startswith("cuda")
         self.stream = torch.cuda.Stream(device) if self.cuda else None
@@ -304,7 +305,8 @@ class Job:
                 "bf16" if low else "fp32", "channels_last" if last else "contiguous", config.compile == "on"
             )
         else:
-            choice, free = self.tried(stage, step, left)
+            known = stage.name, stage.batch, self.images.shape
+            choice, free = tried(step, config, left, self.progress.say, self.measured, known)
             self.progress.say(f"{stage.name}: chose {choice}")
             if free is not None:
                 self.progress.say(
@@ -313,21 +315,6 @@ class Job:
                 self.choices[f"{stage.name}, if not deterministic"] = free.to_json()
         self.choices[stage.name] = choice.to_json()
         return choice
-
-    def tried(self, stage: Stage, step: Step, left: int) -> tuple[Choice, Choice | None]:
-        """The fastest way, and where the same bits are wanted also that which is fastest without them. A job side by
-        side with others takes what one of them found for the same network in as long a stage."""
-        config, shapes = self.config, [(name, p.shape, p.requires_grad) for name, p in self.net.named_parameters()]
-        asked = config.precision, config.layout, config.compile, config.kernels, config.model, self.images.shape
-        known = *asked, stage.name, stage.batch, left, *shapes
-        if known not in self.measured:
-            choice = choose(step, config, left, self.progress.say)
-            free = None
-            if config.deterministic:
-                with determinism(False):
-                    free = choose(step, replace(config, compile="off"), left, lambda _: None)
-            self.measured[known] = choice, free
-        return self.measured[known]
 
     # -- tests and notes ---------------------------------------------------------------------------------------------
 
