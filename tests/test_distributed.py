@@ -718,3 +718,14 @@ def test_alone_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
+
+
+def test_a_table_is_reproduced_by_several_processes(tmp_path: Path) -> None:
+    """Each run by both of them; one puts it on the shelf and shows the table."""
+    asked = ("--scale", "smoke", "--only", "resnet56-0.9", "--device", "cpu", "--out", tmp_path / "paper", "--json")
+    out, _ = passed(torchrun("-m", "growprune", "reproduce", "table1", *asked))
+    assert json.loads(out)["name"] == "table1"
+    found = [json.loads(path.read_text()) for path in (tmp_path / "paper").glob("smoke-*.json")]
+    assert [run["environment"]["world"] for run in found] == [2, 2]
+    assert len({run["gone"] for run in found}) == 1
+    assert len(list((tmp_path / "paper" / "bases").iterdir())) == 1
