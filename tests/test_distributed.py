@@ -716,10 +716,6 @@ def test_alone_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join("cuda") == (World(), "cuda")
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
-
-
 def test_a_table_is_reproduced_by_several_processes(tmp_path: Path) -> None:
     """Each run by both of them; one puts it on the shelf and shows the table."""
     asked = ("--scale", "smoke", "--only", "resnet56-0.9", "--device", "cpu", "--out", tmp_path / "paper", "--json")
@@ -729,3 +725,7 @@ def test_a_table_is_reproduced_by_several_processes(tmp_path: Path) -> None:
     assert [run["environment"]["world"] for run in found] == [2, 2]
     assert len({run["gone"] for run in found}) == 1
     assert len(list((tmp_path / "paper" / "bases").iterdir())) == 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
