@@ -54,6 +54,7 @@ class Base:
     small: str  # what stands for it at smoke scale
     recipe: Recipe = field(default=CIFAR, compare=False)
     weights: str | None = None
+    mark: str = ""  # tells it from another of the same network and images
 
     @property
     def name(self) -> str:
@@ -61,7 +62,7 @@ class Base:
         >>> RESNET56.name, Base("torchvision:resnet50", "/sets/imagenette", 0, 0.0, "").name
         ('resnet56-cifar10', 'resnet50-imagenette')
         """
-        return f"{self.model.rpartition(':')[2]}-{Path(self.data).name}"
+        return "-".join(filter(None, (self.model.rpartition(":")[2], Path(self.data).name, self.mark)))
 
     def named(self, scale: Scale) -> str:
         return f"smoke-{self.name}" if scale == "smoke" else self.name
