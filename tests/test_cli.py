@@ -28,7 +28,7 @@ import typer
 from torch import nn
 
 import growprune
-from growprune import bench, cli, data
+from growprune import bench, cli, data, jobs
 from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
@@ -637,6 +637,35 @@ def test_a_terminal_shows_how_far_it_is_and_an_interruption_is_saved_told_and_co
     assert re.fullmatch(r"growprune: stopped at step \d+, all saved; go on with: growprune resume long", lines[-2])
     assert (place / "long" / "checkpoints").is_dir()
     assert growprune_says("eval", "long")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "variable", "torchrun", "threads"),
+    [(0, None, False, 7), (0, "3", False, 3), (0, "3,2", False, 3), (0, "many", False, 7), (5, "3", False, 5),
+     (0, "1", True, 3), (5, "1", True, 5)],
+)  # fmt: skip
+def test_threads_are_as_asked_or_as_the_environment_says_or_all_cores(
+    given: int, variable: str | None, torchrun: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun sets the variable to 1 by itself: two processes then share the cores."""
+    monkeypatch.setattr(jobs, "cores", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if torchrun else ():
+        monkeypatch.setenv(name, "2")
+    said, before = list[str](), torch.get_num_threads()
+    with jobs.surroundings(configs.Train(device="cpu", threads=given), said.append):
+        assert torch.get_num_threads() == threads
+    assert (torch.get_num_threads(), said) == (before, [])
+
+
+def test_more_threads_than_cores_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "cores", lambda: 1)
+    code, _, err = growprune_says("eval", "base", "--threads", 2, "--json")
+    assert (code, err) == (0, "--threads 2: more than the cores there are here (1)\n")
+    code, _, err = growprune_says("train", *RUN, "--threads", 2, "--epochs", 0, "--out", "two-threads")
+    assert (code, err.splitlines()[0]) == (0, "--threads 2: more than the cores there are here (1)")
 
 
 # -- demo, bench, measure --------------------------------------------------------------------------------------------

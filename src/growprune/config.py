@@ -54,7 +54,7 @@ class Config(Options):
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)", SPEED)
     kernels: Literal["auto", "on", "off"] = option("auto", "Our convolutions for few or odd channels (CUDA)", SPEED)
     deterministic: bool = option(False, "The same bits each time on a GPU too; slower, and it says how much.", SPEED)
-    threads: int = option(0, "Threads on a CPU; 0: all cores.", SPEED, min=0, max=1024)
+    threads: int = option(0, "Threads on a CPU; 0: OMP_NUM_THREADS, else all cores.", SPEED, min=0, max=1024)
     eval_every: int = option(1, "Epochs between tests.", RUN, min=1)
     save_every: float = option(60.0, "Seconds between checkpoints; 0: one a step.", RUN, min=0)
     tensorboard: bool = option(False, "Also write TensorBoard events into the run's folder.", RUN)
@@ -181,7 +181,7 @@ class Eval(Options):
     normalize: Literal["own", "imagenet"] | None = option(None, "Whose mean and deviation the images are scaled by")
     resolution: int | None = option(None, "Side of the square that larger images are cropped to. [224]", min=8)
     device: str | None = option(None, "auto, cpu or cuda. [auto]", metavar="NAME")
-    threads: int | None = option(None, "Threads on a CPU; 0: all cores. [0]", min=0, max=1024)
+    threads: int | None = option(None, "Threads on a CPU; 0: OMP_NUM_THREADS, else all cores. [0]", min=0, max=1024)
     workers: int = option(-1, "Processes that read larger images; -1: one a core.", min=-1, max=1024)
 
 

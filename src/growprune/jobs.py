@@ -71,7 +71,7 @@ def one(config: Config, out: Path, device: str, world: World, quiet: bool, label
         jobs: list[Job] = []
         with (
             Progress(label, quiet or not world.first) as progress,
-            surroundings(config),
+            surroundings(config, progress.say),
             at_home(folder, world, progress),
             heeding(jobs),
         ):
@@ -204,12 +204,22 @@ def at_home(folder: Folder | None, world: World, progress: Progress) -> Iterator
         sys.path.remove(str(home))
 
 
+def threads(config: Config) -> int:
+    """On a CPU: as many as were asked for; 0 is what OMP_NUM_THREADS says, where it does, else all cores. torchrun sets
+    that variable to 1 by itself: there 0 is this process's share of the cores."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    usual = int(said) if said.isdecimal() and not distributed.launched() else 0
+    return config.threads or usual or max(1, cores() // distributed.neighbours())
+
+
 @contextmanager
-def surroundings(config: Config) -> Iterator[None]:
+def surroundings(config: Config, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Threads, determinism and random numbers as the configuration has them, afterwards as before."""
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
     if config.device == "cpu":
-        torch.set_num_threads(config.threads or max(1, cores() // distributed.neighbours()))
+        if config.threads > cores():
+            say(f"--threads {config.threads}: more than the cores there are here ({cores()})")
+        torch.set_num_threads(threads(config))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
@@ -221,7 +231,7 @@ def surroundings(config: Config) -> Iterator[None]:
             raise GrowpruneError(f"--deterministic: {str(error).splitlines()[0]}") from error
         raise
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -269,7 +279,7 @@ def tested(config: Config) -> dict[str, Any]:
     """`growprune eval`: what trained weights give on the test images."""
     device = usable(config.device)
     config = replace(config, device=device, decode=config.decode if device.startswith("cuda") else "cpu")
-    with surroundings(config):
+    with Progress() as progress, surroundings(config, progress.say):
         job = Job(config, None, device)
         cost = measure(job.net, job.images.example())
         return {
