@@ -187,7 +187,7 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("train --data cifr10", "data 'cifr10': no such image set, did you mean 'cifar10'?"),
         ("train --data FILE", "data 'FILE': is a file; a folder is wanted"),
         ("train --device tpu", "device: 'tpu' cannot be used here; give auto, cpu or cuda"),
-        ("train --config none.toml", "none.toml: No such file or directory"),
+        ("train --config none.toml", "none.toml: No such file or directory; give a TOML file, or a run's config.json"),
         ("train --config FILE", "FILE: not TOML: "),
         ("train --weights none", "weights 'none': no such file, or a folder without model.safetensors"),
         ("train --data digits", "resnet56 does not take images of 1x8x8 (digits)"),
@@ -199,11 +199,11 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("prune --ratios 0.5 --speedup 2", "give one of --ratios, --speedup and --global-ratio"),
         ("prune --data digits --weights FILE", "FILE: no state dict that can be read without running code in it"),
         ("resume", "Missing argument 'RUN'"),
-        ("resume nowhere", "nowhere: no such folder"),
+        ("resume nowhere", "nowhere: no such folder; give the folder of a run: its --out, by default in runs/"),
         ("resume .", ".: not a run's folder: it has no config.json"),
         ("eval", "eval: give the folder of a run, or --model, --weights and --data (no --model here)"),
         ("eval --model vgg19 --data digits", "(no --weights here)"),
-        ("eval nowhere", "nowhere: no such folder"),
+        ("eval nowhere", "nowhere: no such folder; give the folder of a run: its --out, by default in runs/"),
         ("eval --model resnet65 --weights FILE --data digits", "did you mean 'resnet56'?"),
         ("eval --model vgg19 --weights none --data digits", "weights 'none': no such file"),
         ("demo --sed 3", "no option --sed, did you mean '--seed'?"),
@@ -212,7 +212,7 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("demo --scope pth", "--scope: 'pth' is not path or filter, did you mean 'path'?"),
         ("demo --ratio 1.5", "--ratio: 1.5 must be below 1"),
         ("demo --device tpu", "device: 'tpu' cannot be used here; give auto, cpu or cuda"),
-        ("demo --out FILE", "FILE: File exists; name another folder with --out"),
+        ("demo --out FILE", "FILE: is a file; name another folder with --out"),
         ("demo --out FILE/below", "FILE/below: Not a directory; name another folder with --out"),
         ("demo --out .", ".: not empty, and not a run's folder; name another folder with --out"),
         ("train --data digits --device cpu --decode gpu", "--decode gpu: needs a CUDA device; give cpu or auto"),
@@ -248,6 +248,22 @@ def test_a_mistake_is_one_line_and_code_2(
     assert said in err
     assert (tmp_path / "FILE").read_text() == "precious"
     assert [path for path in tmp_path.rglob("*") if path.name not in ("FILE", "runs")] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "--device cuda:9: no GPU that torch can use here; give auto or cpu"),
+     (2, "--device cuda:9: no such GPU, there are 2 here; give cuda, auto or cpu")],
+)  # fmt: skip
+def test_a_gpu_that_is_not_there_is_said_to_be_missing(count: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+    monkeypatch.setattr(torch, "empty", missing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(growprune.GrowpruneError, match=f"^{said}$"):
+        jobs.usable("cuda:9")
 
 
 def fixed() -> nn.Module:

@@ -147,15 +147,32 @@ def resume(
 
     The outcome is the same, bit for bit, as without the interruption (on a GPU: of a run with --deterministic).
     """
-    from growprune.run import read_config
+    from growprune.run import RESULT, TakenError, read_config, read_json
 
     found = read_config(run)
+    try:
+        go_on(found, run, as_json)
+    except TakenError as error:
+        if not (run / RESULT).is_file():
+            raise GrowpruneError(error.kept) from error
+        tell(lambda: read_json(run / RESULT), outcome_table(found), run, as_json)  # there is nothing to write
+
+
+def go_on(found: dict[str, Any], run: Path, as_json: bool) -> None:
+    """With the run, or the demo, that a folder's config.json describes."""
     if found.get("command") == "demo":
         from growprune.demo import read
 
         show_demo(read(found, run), run, as_json)
         return
     conclude(configs.from_json(found, run), run, as_json)
+
+
+def outcome_table(found: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    from growprune import report
+    from growprune.report import run
+
+    return report.table if found.get("command") == "demo" else run.table
 
 
 def begin(command: str, given: Given, out: Path | None, file: Path | None, as_json: bool) -> None:

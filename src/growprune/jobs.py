@@ -271,7 +271,11 @@ def usable(name: str) -> str:
     try:
         torch.empty(1, device=name if name.startswith(("cpu", "cuda")) else "none")
     except (RuntimeError, AssertionError) as error:
-        raise GrowpruneError(f"device: '{name}' cannot be used here; give auto, cpu or cuda") from error
+        if not name.startswith("cuda"):
+            raise GrowpruneError(f"device: '{name}' cannot be used here; give auto, cpu or cuda") from error
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        there = f"no such GPU, there are {count} here; give cuda" if count else "no GPU that torch can use here; give"
+        raise GrowpruneError(f"--device {name}: {there}{', ' if count else ' '}auto or cpu") from error
     return name
 
 

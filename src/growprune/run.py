@@ -41,6 +41,19 @@ SCRAP = re.compile(r"\..+\.(json|jsonl|safetensors|html|png)\.[a-z0-9_]{8}")
 ANOTHER = "name another folder with --out"
 
 
+class TakenError(GrowpruneError):
+    """A folder that is not to be had. `kept`: the same for a run that has begun there and can go nowhere else."""
+
+    def __init__(self, new: str, kept: str) -> None:
+        super().__init__(f"{new} {ANOTHER}")
+        self.kept = kept
+
+    @classmethod
+    def closed(cls, path: Path, error: OSError) -> TakenError:
+        why = "is a file" if isinstance(error, FileExistsError) else error.strerror
+        return cls(f"{path}: {why};", f"{path}: {why}; make it writable, or go on with a copy of it")
+
+
 class Folder:
     """A run's folder, held by this process from `Folder.claim` to `close`."""
 
@@ -58,7 +71,7 @@ class Folder:
             others = (p.name for p in path.iterdir() if p.name != LOCK and not SCRAP.fullmatch(p.name))
             foreign = not (path / CONFIG).exists() and any(others)
         except OSError as error:
-            raise GrowpruneError(f"{path}: {error.strerror}; {ANOTHER}") from error
+            raise TakenError.closed(path, error) from error
         if foreign:
             raise GrowpruneError(f"{path}: not empty, and not a run's folder; {ANOTHER}")
         folder = cls(path, lock(path), wanted)
@@ -217,7 +230,7 @@ def lock(path: Path) -> int:
     try:
         found = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise GrowpruneError(f"{path}: {error.strerror}; {ANOTHER}") from error
+        raise TakenError.closed(path, error) from error
     try:
         fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(found), os.stat(path / LOCK)):  # another process has just let go of it
@@ -225,7 +238,8 @@ def lock(path: Path) -> int:
     except OSError as error:
         os.close(found)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
-            raise GrowpruneError(f"{path}: in use by another process; wait for it, or {ANOTHER}") from error
+            busy = f"{path}: in use by another process; wait for it"
+            raise TakenError(f"{busy}, or", busy) from error
         raise GrowpruneError(f"{path}: cannot be locked: {error.strerror}; {ANOTHER}") from error
     return found
 
@@ -234,7 +248,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """What a run's folder says it was asked to do."""
     if not (path / CONFIG).is_file():
         what = "no such folder" if not path.exists() else "not a run's folder: it has no config.json"
-        raise GrowpruneError(f"{path}: {what}")
+        raise GrowpruneError(f"{path}: {what}; give the folder of a run: its --out, by default in runs/")
     return read_json(path / CONFIG)
 
 
