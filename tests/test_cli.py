@@ -192,7 +192,11 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("train --weights none", "weights 'none': no such file, or a folder without model.safetensors"),
         ("train --data digits", "resnet56 does not take images of 1x8x8 (digits)"),
         ("train --data digits --model growprune.demo:network --batch 5000", "5000"),
-        ("prune", "weights 'runs/train-resnet56-cifar10': no such file"),
+        (
+            "prune",
+            "prune: no --weights given, and no network trained in runs/train-resnet56-cifar10; train one (growprune ",
+        ),
+        ("prune --weights none", "weights 'none': no such file, or a folder without model.safetensors; give a run's"),
         ("prune --schedule greg3", "--schedule: 'greg3' is not greg1, greg2 or oneshot, did you mean 'greg2'?"),
         ("prune --weights FILE --ratios half", "'half' is not a number"),
         ("prune --weights FILE --ratios 1.5", "1.5 is outside [0, 1)"),
@@ -546,6 +550,27 @@ def test_without_a_network_it_is_said_how_to_give_weights_a_file(
     code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith(f"growprune: data '{tmp_path}/nowhere': no such image set")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--data", "cifar10"), "tell 1000 classes apart; the images are of 10"),
+        (("--model", "torchvision:resnet18"), "of another network than --model torchvision:resnet18"),
+        (("--model", "resnet56"), "of another network than --model resnet56"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "prune", "eval"])
+def test_published_weights_that_cannot_fit_are_not_downloaded(
+    command: str, given: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_, **__: pytest.fail("downloaded"))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(data, "load", lambda *_, **__: pytest.fail("images were loaded"))
+    asked = {"--model": "torchvision:resnet50", "--data": str(tmp_path), **dict([given])}
+    name = "ResNet50_Weights.IMAGENET1K_V1"
+    code, out, err = growprune_says(command, *(word for pair in asked.items() for word in pair), "--weights", name)
+    assert (code, out, err) == (2, "", f"growprune: weights '{name}': {said}\n")
 
 
 def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:

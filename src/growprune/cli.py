@@ -191,8 +191,14 @@ def foresee(config: configs.Config) -> None:
     from growprune import models, ratios, recipe
 
     models.known(config.model)
-    if getattr(config, "weights", None):
-        models.weights_file(config.weights)  # type: ignore[attr-defined]
+    weights = getattr(config, "weights", None)
+    if config.command == "prune" and weights == str(place := configs.folder("train", config)) and not place.exists():
+        raise GrowpruneError(
+            f"prune: no --weights given, and no network trained in {place}; train one (growprune train --model "
+            f"{config.model} --data {config.data}), or give --weights"
+        )
+    if weights:
+        models.weights_file(weights, config.model, configs.CLASSES.get(config.data))
     if isinstance(config, configs.Prune):
         recipe.schedule(config)
         ratios.read(recipe.ratios(config))
@@ -230,7 +236,7 @@ def evaluate(
     given: Given,
     *,
     run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; all else is then as it was there.")
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; what is not given is as it was there.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -247,7 +253,7 @@ def evaluate(
     from growprune.report.tables import eval_table
 
     models.known(wanted["model"])
-    models.weights_file(wanted["weights"])
+    models.weights_file(wanted["weights"], wanted["model"], configs.CLASSES.get(wanted["data"]))
     config = configs.resolve("train", {**wanted, "batch": 1})  # of the training images none are needed
     show(jobs.tested(config), eval_table, as_json)
 

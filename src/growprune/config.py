@@ -19,7 +19,9 @@ from growprune.options import Options, flag, known, option
 NET, TRAIN, PRUNE, SPEED, RUN = "Network and images", "Training", "Pruning", "Speed", "The run"
 MODELS = "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:function."
 SETS = "cifar10, cifar100, digits, or a folder: CIFAR's files, .npz pair, class folders."
-STATE = "a run's folder, a .safetensors file or a state dict."
+STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's name, as ResNet50_Weights.IMAGENET1K_V1."
+CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
+"""Of the sets that have a name, as far as one must know before they are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
