@@ -190,7 +190,8 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("train --config none.toml", "none.toml: No such file or directory; give a TOML file, or a run's config.json"),
         ("train --config FILE", "FILE: not TOML: "),
         ("train --weights none", "weights 'none': no such file, or a folder without model.safetensors"),
-        ("train --data digits", "resnet56 does not take images of 1x8x8 (digits)"),
+        ("train --data digits", "resnet56 does not take images of 1x8x8 (digits): "),
+        ("train --data digits", "; give another --model, such as growprune.demo:network for digits"),
         ("train --data digits --model growprune.demo:network --batch 5000", "5000"),
         (
             "prune",
@@ -236,7 +237,15 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("measure --model resnet20 --speedup 900", "no ratio gives 900x"),
         ("measure --input 3x", "--input: '3x' is no shape"),
         ("measure --input 3x0x8", "--input: '3x0x8' is no shape"),
-        ("measure --model resnet20 --input 1x32x32", "the model fails on the example"),
+        (
+            "measure --model resnet20 --input 1x32x32",
+            "--model resnet20 --input 1x32x32: the model fails on the example",
+        ),
+        (
+            "measure --model growprune.demo:network",
+            "--model growprune.demo:network --input 3x32x32: the model fails on",
+        ),
+        ("measure --input 3x32", "; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"),
         ("measure --model test_cli:fixed --num-classes 5", "--num-classes: test_cli:fixed takes no such number"),
         ("measure --model test_cli:asking", "--num-classes: test_cli:asking needs it"),
     ],
@@ -924,6 +933,7 @@ def test_measure_solves_for_a_speedup_and_prints_a_table() -> None:
     arguments = ("measure", "--model", "growprune.demo:network", "--input", "1x8x8", "--num-classes", "3")
     code, out, err = growprune_says(*arguments, "--speedup", "2")
     assert (code, err) == (0, "")
+    assert out.startswith("growprune.demo:network, input 1x8x8, speed-up 2.0×\n")
     assert re.search(r"MACs +410,208 .* (2\.0\d|1\.9\d)×", out)
     assert re.search(r"filters of layer3\.1\.conv1 +32 +1[5-7] ", out)
     readable(out)

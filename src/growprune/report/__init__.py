@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,16 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     """The comparison for a terminal."""
     tables = (text_table(rows, ACCURACIES["final"]) for rows in (comparison(result), costs(result)))
     return Group(*tables, *(Text(f"{remark}\n") for remark in remarks(result)))
+
+
+def amount(ratios: str) -> str:
+    """How much goes, as `ratios.write` has it, in words.
+
+    >>> amount("0.5"), amount("2.5x"), amount("2.5x by stage")
+    ('ratios 0.5', 'speed-up 2.5×', 'speed-up 2.5× by stage')
+    """
+    times = re.fullmatch(r"([\d.e+]+)x( by stage)?", ratios)
+    return f"speed-up {times[1]}×{times[2] or ''}" if times else f"ratios {ratios}"
 
 
 def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:

@@ -10,6 +10,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from growprune.report import amount
+
 Result = Mapping[str, Any]
 
 
@@ -90,7 +92,7 @@ def plan_table(result: Result) -> Group:
         for layer, (full, _) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full))
     else:
-        head += f", ratios {result['ratios']}"
+        head += f", {amount(result['ratios'])}"
         shown = table("", "before", "after", "factor")
         for label, key in (("parameters", "params"), ("MACs", "macs")):
             full, left = result[key]["before"], result[key]["after"]
