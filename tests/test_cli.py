@@ -766,6 +766,7 @@ def test_bench_measures_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(rf"(?m)^ GReg-1, alone +{found['ms']:.2f} ms", out)
     assert re.search(rf"(?m)^ without the penalty +{found['ms_without_penalty']:.2f} ms", out)
     assert re.search(rf"(?m)^ pruned at 0.9, fine-tuning +{found['pruned']['ms']:.2f} ms", out)
+    assert re.search(r"(?m)^ the penalty's share +too few steps to tell $", out)
 
 
 def test_the_table_of_a_bench_on_a_gpu_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -901,6 +902,26 @@ def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.Monk
     assert re.search(r"(?m)^   of the step's rate +200 % +200 % +200 % $", out)
     assert re.search(r"(?m)^ the step, so fed +2,475 +1,250 +2,475 $", out)
     assert re.search(r"(?m)^   of the step's rate +99 % +50 % +99 % $", out)
+
+
+def test_rates_of_too_few_steps_or_batches_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = {"step": 2.6, "loader": 63.0, "loader_share": 24.2, "fed": 2.5, "fed_share": 0.96}
+    fast = {"step": 2.6, "loader": 674.8, "loader_share": 259.55, "fed": 2.5, "fed_share": 0.96}
+    result = {
+        "fed": {"slow": {"cpu": slow, "workers": 2}, "fast": {"cpu": fast, "workers": 2}},
+        "environment": {"device_name": "CPU", "torch": "2.9.1"}, "data": "here", "batch": 64, "steps": 3,
+    }  # fmt: skip
+    monkeypatch.setattr("growprune.bench.fed", lambda bench: result)
+    for steps, cells in ((3, ["too few to tell", "96 %", "over 1000 %", "96 %"]), (2, ["too few to tell"] * 4)):
+        result["steps"] = steps
+        _, out, _ = growprune_says("bench", "--images", "here", "--device", "cpu")
+        assert [cell.strip() for cell in re.findall(r"(?m)^   of the step's rate +(.*)$", out)] == cells
+
+
+def test_bench_names_the_option_for_a_batch_that_is_too_large(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 2)
+    code, out, err = growprune_says("bench", "--images", tmp_path, "--model", "test_cli:wide", "--device", "cpu")
+    assert (code, out, err) == (2, "", "growprune: --batch: no batch of 64 from 4 images; give a smaller one\n")
 
 
 @pytest.mark.parametrize(("device", "compiled"), [("cpu", "off"), ("cuda", "on")])

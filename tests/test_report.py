@@ -272,9 +272,7 @@ def test_a_terminal_shows_stage_phase_penalty_accuracy_time_and_what_is_left(clo
             progress.step(step, phase="push", penalty=0.25, accuracy=92.0, ms=5.1)
         frame = seen(console)
         assert len([line for line in frame if line]) == 1
-        assert re.fullmatch(
-            r"seed 0 prune push ━+╺?━+  50% λ 0\.2500 92\.0 % 5\.1 ms left 8:20, all 5:25:00", frame[0]
-        )
+        assert re.fullmatch(r"seed 0 prune push ━+╺?━+  50% λ 0\.2500 92\.0 % 5\.1 ms left 8:20, all 5:25:00", frame[0])
         progress.end()
         over = ["seed 0: prune: 500 steps, λ 0.2500, accuracy 92.0 %, 5.1 ms a step, 8 min 20 s"]
         assert [line for line in seen(console) if line] == over
