@@ -347,22 +347,20 @@ def reproduce(
     lab = Lab(Path(asked.out), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
     experiment.settings(only)  # a row that is not there is refused, with --no-run too
-    stopped: StoppedError | None = None
     if asked.run:
         try:
             fulfil(lab, experiment, only)
-        except StoppedError as error:
-            stopped = error
+        except StoppedError as stopped:
+            print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
+            sys.exit(128 + stopped.signal)
     if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
         return
     comparison = compared(lab, experiment)
-    page = publish(comparison, lab.out / "tables")
-    show(comparison.to_json(), lambda _: comparison.shown(), as_json)
-    if not as_json:
+    page = publish(comparison, lab.out / "tables") if asked.run else None
+    part = comparison.of(only)
+    show(part.to_json(), lambda _: part.shown(), as_json)
+    if page is not None and not as_json:
         print(f"Report: {page}")
-    if stopped is not None:
-        print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
-        sys.exit(128 + stopped.signal)
 
 
 def show(result: dict[str, Any], table: Callable[[dict[str, Any]], Any], as_json: bool) -> None:

@@ -226,7 +226,9 @@ class Reproduce(Options):
 
     scale: Literal["paper", "short", "smoke"] = option("short", "Ku as in the paper, Ku = 1, or minutes on a CPU")
     seeds: int = option(1, "Runs of each setting.", min=1, max=10)
-    only: str = option("", "Only these rows, with commas between.", metavar="ROWS", empty=True)
+    only: str = option(
+        "", "Only these rows, with commas between; an unknown one lists them.", metavar="ROWS", empty=True
+    )
     parallel: int = option(4, "Runs at once, on a GPU.", min=1, max=64)
     data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.", metavar="FOLDER")
     images: str = option(
@@ -236,7 +238,7 @@ class Reproduce(Options):
     device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)")
     deterministic: bool = option(False, "The same bits each time on a GPU too; slower.")
-    run: bool = option(True, "Do what is missing; else only show what is there.")
+    run: bool = option(True, "Do what is missing; else only show what is there, and write nothing.")
 
 
 def read_shape(text: str) -> tuple[int, ...]:
