@@ -603,6 +603,23 @@ def large(num_classes: int = 2) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
 
 
+def test_resume_where_there_is_no_gpu_shows_what_is_finished_and_refuses_what_is_not(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise RuntimeError("no CUDA here")
+
+    config = json.loads((place / "base" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "device": "cuda"}))
+    monkeypatch.setattr(torch, "empty", missing)
+    said = "growprune: it was begun on a GPU, and here is none that torch can use; go on where there is one\n"
+    assert growprune_says("resume", tmp_path) == (2, "", said)
+    result = (place / "base" / "result.json").read_text()
+    (tmp_path / "result.json").write_text(result)
+    code, out, err = growprune_says("resume", tmp_path, "--json")
+    assert (code, document(out), err) == (0, json.loads(result), "")
+
+
 def test_the_same_command_again_tells_and_another_is_refused(place: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (place / "base").iterdir() if path.name != ".lock"}
     code, out, err = growprune_says("train", *RUN, "--tensorboard", "--json", "--out", "base")

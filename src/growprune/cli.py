@@ -17,7 +17,7 @@ import typer
 
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, offered, read_file, usage
-from growprune.errors import GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -147,12 +147,12 @@ def resume(
 
     The outcome is the same, bit for bit, as without the interruption (on a GPU: of a run with --deterministic).
     """
-    from growprune.run import RESULT, TakenError, read_config, read_json
+    from growprune.run import RESULT, read_config, read_json
 
     found = read_config(run)
     try:
         go_on(found, run, as_json)
-    except TakenError as error:
+    except ElsewhereError as error:
         if not (run / RESULT).is_file():
             raise GrowpruneError(error.kept) from error
         tell(lambda: read_json(run / RESULT), outcome_table(found), run, as_json)  # there is nothing to write

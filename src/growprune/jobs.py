@@ -21,7 +21,7 @@ import torch
 from growprune import distributed
 from growprune.config import Config
 from growprune.distributed import World
-from growprune.errors import GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError
 from growprune.measurement import measure, sparsity
 from growprune.outcome import environment
 from growprune.reading import cores
@@ -275,7 +275,10 @@ def usable(name: str) -> str:
             raise GrowpruneError(f"device: '{name}' cannot be used here; give auto, cpu or cuda") from error
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         there = f"no such GPU, there are {count} here; give cuda" if count else "no GPU that torch can use here; give"
-        raise GrowpruneError(f"--device {name}: {there}{', ' if count else ' '}auto or cpu") from error
+        raise ElsewhereError(
+            f"--device {name}: {there}{', ' if count else ' '}auto or cpu",
+            "it was begun on a GPU, and here is none that torch can use; go on where there is one",
+        ) from error
     return name
 
 

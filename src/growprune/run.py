@@ -29,7 +29,7 @@ from torch import nn
 from growprune import checkpoint
 from growprune.checkpoint import Loaded
 from growprune.config import Config, differences
-from growprune.errors import GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError
 from growprune.options import flag
 from growprune.storage import save as save_network
 from growprune.storage import write_whole
@@ -41,17 +41,9 @@ SCRAP = re.compile(r"\..+\.(json|jsonl|safetensors|html|png)\.[a-z0-9_]{8}")
 ANOTHER = "name another folder with --out"
 
 
-class TakenError(GrowpruneError):
-    """A folder that is not to be had. `kept`: the same for a run that has begun there and can go nowhere else."""
-
-    def __init__(self, new: str, kept: str) -> None:
-        super().__init__(f"{new} {ANOTHER}")
-        self.kept = kept
-
-    @classmethod
-    def closed(cls, path: Path, error: OSError) -> TakenError:
-        why = "is a file" if isinstance(error, FileExistsError) else error.strerror
-        return cls(f"{path}: {why};", f"{path}: {why}; make it writable, or go on with a copy of it")
+def closed(path: Path, error: OSError) -> ElsewhereError:
+    why = "is a file" if isinstance(error, FileExistsError) else error.strerror
+    return ElsewhereError(f"{path}: {why}; {ANOTHER}", f"{path}: {why}; make it writable, or go on with a copy of it")
 
 
 class Folder:
@@ -71,7 +63,7 @@ class Folder:
             others = (p.name for p in path.iterdir() if p.name != LOCK and not SCRAP.fullmatch(p.name))
             foreign = not (path / CONFIG).exists() and any(others)
         except OSError as error:
-            raise TakenError.closed(path, error) from error
+            raise closed(path, error) from error
         if foreign:
             raise GrowpruneError(f"{path}: not empty, and not a run's folder; {ANOTHER}")
         folder = cls(path, lock(path), wanted)
@@ -230,7 +222,7 @@ def lock(path: Path) -> int:
     try:
         found = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise TakenError.closed(path, error) from error
+        raise closed(path, error) from error
     try:
         fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(found), os.stat(path / LOCK)):  # another process has just let go of it
@@ -239,7 +231,7 @@ def lock(path: Path) -> int:
         os.close(found)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
             busy = f"{path}: in use by another process; wait for it"
-            raise TakenError(f"{busy}, or", busy) from error
+            raise ElsewhereError(f"{busy}, or {ANOTHER}", busy) from error
         raise GrowpruneError(f"{path}: cannot be locked: {error.strerror}; {ANOTHER}") from error
     return found
 
