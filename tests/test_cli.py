@@ -28,7 +28,7 @@ import typer
 from torch import nn
 
 import growprune
-from growprune import bench, cli, data
+from growprune import bench, cli, data, jobs
 from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
@@ -187,23 +187,28 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("train --data cifr10", "data 'cifr10': no such image set, did you mean 'cifar10'?"),
         ("train --data FILE", "data 'FILE': is a file; a folder is wanted"),
         ("train --device tpu", "device: 'tpu' cannot be used here; give auto, cpu or cuda"),
-        ("train --config none.toml", "none.toml: No such file or directory"),
+        ("train --config none.toml", "none.toml: No such file or directory; give a TOML file, or a run's config.json"),
         ("train --config FILE", "FILE: not TOML: "),
         ("train --weights none", "weights 'none': no such file, or a folder without model.safetensors"),
-        ("train --data digits", "resnet56 does not take images of 1x8x8 (digits)"),
+        ("train --data digits", "resnet56 does not take images of 1x8x8 (digits): "),
+        ("train --data digits", "; give another --model, such as growprune.demo:network for digits"),
         ("train --data digits --model growprune.demo:network --batch 5000", "5000"),
-        ("prune", "weights 'runs/train-resnet56-cifar10': no such file"),
+        (
+            "prune",
+            "prune: no --weights given, and no network trained in runs/train-resnet56-cifar10; train one (growprune ",
+        ),
+        ("prune --weights none", "weights 'none': no such file, or a folder without model.safetensors; give a run's"),
         ("prune --schedule greg3", "--schedule: 'greg3' is not greg1, greg2 or oneshot, did you mean 'greg2'?"),
         ("prune --weights FILE --ratios half", "'half' is not a number"),
         ("prune --weights FILE --ratios 1.5", "1.5 is outside [0, 1)"),
         ("prune --ratios 0.5 --speedup 2", "give one of --ratios, --speedup and --global-ratio"),
         ("prune --data digits --weights FILE", "FILE: no state dict that can be read without running code in it"),
         ("resume", "Missing argument 'RUN'"),
-        ("resume nowhere", "nowhere: no such folder"),
+        ("resume nowhere", "nowhere: no such folder; give the folder of a run: its --out, by default in runs/"),
         ("resume .", ".: not a run's folder: it has no config.json"),
         ("eval", "eval: give the folder of a run, or --model, --weights and --data (no --model here)"),
         ("eval --model vgg19 --data digits", "(no --weights here)"),
-        ("eval nowhere", "nowhere: no such folder"),
+        ("eval nowhere", "nowhere: no such folder; give the folder of a run: its --out, by default in runs/"),
         ("eval --model resnet65 --weights FILE --data digits", "did you mean 'resnet56'?"),
         ("eval --model vgg19 --weights none --data digits", "weights 'none': no such file"),
         ("demo --sed 3", "no option --sed, did you mean '--seed'?"),
@@ -212,7 +217,7 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("demo --scope pth", "--scope: 'pth' is not path or filter, did you mean 'path'?"),
         ("demo --ratio 1.5", "--ratio: 1.5 must be below 1"),
         ("demo --device tpu", "device: 'tpu' cannot be used here; give auto, cpu or cuda"),
-        ("demo --out FILE", "FILE: File exists; name another folder with --out"),
+        ("demo --out FILE", "FILE: is a file; name another folder with --out"),
         ("demo --out FILE/below", "FILE/below: Not a directory; name another folder with --out"),
         ("demo --out .", ".: not empty, and not a run's folder; name another folder with --out"),
         ("train --data digits --device cpu --decode gpu", "--decode gpu: needs a CUDA device; give cpu or auto"),
@@ -232,7 +237,15 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("measure --model resnet20 --speedup 900", "no ratio gives 900x"),
         ("measure --input 3x", "--input: '3x' is no shape"),
         ("measure --input 3x0x8", "--input: '3x0x8' is no shape"),
-        ("measure --model resnet20 --input 1x32x32", "the model fails on the example"),
+        (
+            "measure --model resnet20 --input 1x32x32",
+            "--model resnet20 --input 1x32x32: the model fails on the example",
+        ),
+        (
+            "measure --model growprune.demo:network",
+            "--model growprune.demo:network --input 3x32x32: the model fails on",
+        ),
+        ("measure --input 3x32", "; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"),
         ("measure --model test_cli:fixed --num-classes 5", "--num-classes: test_cli:fixed takes no such number"),
         ("measure --model test_cli:asking", "--num-classes: test_cli:asking needs it"),
     ],
@@ -248,6 +261,22 @@ def test_a_mistake_is_one_line_and_code_2(
     assert said in err
     assert (tmp_path / "FILE").read_text() == "precious"
     assert [path for path in tmp_path.rglob("*") if path.name not in ("FILE", "runs")] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "--device cuda:9: no GPU that torch can use here; give auto or cpu"),
+     (2, "--device cuda:9: no such GPU, there are 2 here; give cuda, auto or cpu")],
+)  # fmt: skip
+def test_a_gpu_that_is_not_there_is_said_to_be_missing(count: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: invalid device ordinal")
+
+    monkeypatch.setattr(torch, "empty", missing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(growprune.GrowpruneError, match=f"^{said}$"):
+        jobs.usable("cuda:9")
 
 
 def fixed() -> nn.Module:
@@ -532,6 +561,27 @@ def test_without_a_network_it_is_said_how_to_give_weights_a_file(
     assert err.startswith(f"growprune: data '{tmp_path}/nowhere': no such image set")
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--data", "cifar10"), "tell 1000 classes apart; the images are of 10"),
+        (("--model", "torchvision:resnet18"), "of another network than --model torchvision:resnet18"),
+        (("--model", "resnet56"), "of another network than --model resnet56"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "prune", "eval"])
+def test_published_weights_that_cannot_fit_are_not_downloaded(
+    command: str, given: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_, **__: pytest.fail("downloaded"))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(data, "load", lambda *_, **__: pytest.fail("images were loaded"))
+    asked = {"--model": "torchvision:resnet50", "--data": str(tmp_path), **dict([given])}
+    name = "ResNet50_Weights.IMAGENET1K_V1"
+    code, out, err = growprune_says(command, *(word for pair in asked.items() for word in pair), "--weights", name)
+    assert (code, out, err) == (2, "", f"growprune: weights '{name}': {said}\n")
+
+
 def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
     """What a run chose stands in its result: the two decoders do not give quite the same images."""
     write_pictures(tmp_path, 2)
@@ -551,6 +601,23 @@ def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
 def large(num_classes: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def test_resume_where_there_is_no_gpu_shows_what_is_finished_and_refuses_what_is_not(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise RuntimeError("no CUDA here")
+
+    config = json.loads((place / "base" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "device": "cuda"}))
+    monkeypatch.setattr(torch, "empty", missing)
+    said = "growprune: it was begun on a GPU, and here is none that torch can use; go on where there is one\n"
+    assert growprune_says("resume", tmp_path) == (2, "", said)
+    result = (place / "base" / "result.json").read_text()
+    (tmp_path / "result.json").write_text(result)
+    code, out, err = growprune_says("resume", tmp_path, "--json")
+    assert (code, document(out), err) == (0, json.loads(result), "")
 
 
 def test_the_same_command_again_tells_and_another_is_refused(place: Path) -> None:
@@ -639,6 +706,35 @@ def test_a_terminal_shows_how_far_it_is_and_an_interruption_is_saved_told_and_co
     assert growprune_says("eval", "long")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "variable", "torchrun", "threads"),
+    [(0, None, False, 7), (0, "3", False, 3), (0, "3,2", False, 3), (0, "many", False, 7), (5, "3", False, 5),
+     (0, "1", True, 3), (5, "1", True, 5)],
+)  # fmt: skip
+def test_threads_are_as_asked_or_as_the_environment_says_or_all_cores(
+    given: int, variable: str | None, torchrun: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun sets the variable to 1 by itself: two processes then share the cores."""
+    monkeypatch.setattr(jobs, "cores", lambda: 7)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE") if torchrun else ():
+        monkeypatch.setenv(name, "2")
+    said, before = list[str](), torch.get_num_threads()
+    with jobs.surroundings(configs.Train(device="cpu", threads=given), said.append):
+        assert torch.get_num_threads() == threads
+    assert (torch.get_num_threads(), said) == (before, [])
+
+
+def test_more_threads_than_cores_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "cores", lambda: 1)
+    code, _, err = growprune_says("eval", "base", "--threads", 2, "--json")
+    assert (code, err) == (0, "--threads 2: more than the cores there are here (1)\n")
+    code, _, err = growprune_says("train", *RUN, "--threads", 2, "--epochs", 0, "--out", "two-threads")
+    assert (code, err.splitlines()[0]) == (0, "--threads 2: more than the cores there are here (1)")
+
+
 # -- demo, bench, measure --------------------------------------------------------------------------------------------
 
 
@@ -687,6 +783,7 @@ def test_bench_measures_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(rf"(?m)^ GReg-1, alone +{found['ms']:.2f} ms", out)
     assert re.search(rf"(?m)^ without the penalty +{found['ms_without_penalty']:.2f} ms", out)
     assert re.search(rf"(?m)^ pruned at 0.9, fine-tuning +{found['pruned']['ms']:.2f} ms", out)
+    assert re.search(r"(?m)^ the penalty's share +too few steps to tell $", out)
 
 
 def test_the_table_of_a_bench_on_a_gpu_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -824,6 +921,26 @@ def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.Monk
     assert re.search(r"(?m)^   of the step's rate +99 % +50 % +99 % $", out)
 
 
+def test_rates_of_too_few_steps_or_batches_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = {"step": 2.6, "loader": 63.0, "loader_share": 24.2, "fed": 2.5, "fed_share": 0.96}
+    fast = {"step": 2.6, "loader": 674.8, "loader_share": 259.55, "fed": 2.5, "fed_share": 0.96}
+    result = {
+        "fed": {"slow": {"cpu": slow, "workers": 2}, "fast": {"cpu": fast, "workers": 2}},
+        "environment": {"device_name": "CPU", "torch": "2.9.1"}, "data": "here", "batch": 64, "steps": 3,
+    }  # fmt: skip
+    monkeypatch.setattr("growprune.bench.fed", lambda bench: result)
+    for steps, cells in ((3, ["too few to tell", "96 %", "over 1000 %", "96 %"]), (2, ["too few to tell"] * 4)):
+        result["steps"] = steps
+        _, out, _ = growprune_says("bench", "--images", "here", "--device", "cpu")
+        assert [cell.strip() for cell in re.findall(r"(?m)^   of the step's rate +(.*)$", out)] == cells
+
+
+def test_bench_names_the_option_for_a_batch_that_is_too_large(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 2)
+    code, out, err = growprune_says("bench", "--images", tmp_path, "--model", "test_cli:wide", "--device", "cpu")
+    assert (code, out, err) == (2, "", "growprune: --batch: no batch of 64 from 4 images; give a smaller one\n")
+
+
 @pytest.mark.parametrize(("device", "compiled"), [("cpu", "off"), ("cuda", "on")])
 def test_bench_compiles_where_there_is_a_gpu(device: str, compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
@@ -854,6 +971,7 @@ def test_measure_solves_for_a_speedup_and_prints_a_table() -> None:
     arguments = ("measure", "--model", "growprune.demo:network", "--input", "1x8x8", "--num-classes", "3")
     code, out, err = growprune_says(*arguments, "--speedup", "2")
     assert (code, err) == (0, "")
+    assert out.startswith("growprune.demo:network, input 1x8x8, speed-up 2.0×\n")
     assert re.search(r"MACs +410,208 .* (2\.0\d|1\.9\d)×", out)
     assert re.search(r"filters of layer3\.1\.conv1 +32 +1[5-7] ", out)
     readable(out)

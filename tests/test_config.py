@@ -331,9 +331,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         assert refused(lambda name=name: read_file(tmp_path / name, "train")).startswith(f"{tmp_path / name}: {said}")
     assert (
         refused(lambda: read_file(tmp_path / "none.toml", "train"))
-        == f"{tmp_path}/none.toml: No such file or directory"
+        == f"{tmp_path}/none.toml: No such file or directory; give a TOML file, or a run's config.json"
     )
-    assert refused(lambda: read_file(tmp_path, "train")) == f"{tmp_path}: Is a directory"
+    assert (
+        refused(lambda: read_file(tmp_path, "train"))
+        == f"{tmp_path}: Is a directory; give a TOML file, or a run's config.json"
+    )
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_a_folder_of_something_else_is_refused_and_left_as_it_is(
         ({"ratio": 0.0}, "ratio: 0.0 is outside"),
         ({"ku": 0}, "ku must be"),
         ({"device": "tpu"}, "device: 'tpu' cannot be used here"),
-        ({"device": "cuda:99"}, "device: 'cuda:99' cannot be used here"),
+        ({"device": "cuda:99"}, "--device cuda:99: no "),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_written(tmp_path: Path, change: dict[str, Any], said: str) -> None:

@@ -337,8 +337,11 @@ def test_a_dead_process_holds_no_folder(shop: Shop, alone: dict[str, dict[str, A
     run = shop.path / "held"
     first = shop.fork(*PLANS["train"], "--out", run, SLOW="0.1")
     assert until(lambda: steps(run), first.alive)
-    for command in (PLANS["train"] + ["--out", str(run)], ["resume", str(run)]):
-        assert "in use by another process" in shop.refused(*command)
+    for command, end in (
+        ([*PLANS["train"], "--out", str(run)], "; wait for it, or name another folder with --out"),
+        (["resume", str(run)], "; wait for it"),
+    ):
+        assert shop.refused(*command).endswith(f": in use by another process{end}")
     first.kill()
     first.wait()
     assert (run / ".lock").exists()

@@ -168,13 +168,20 @@ def test_a_read_only_folder(shop: Shop, alone: dict[str, Any], run: Path) -> Non
     half_done(shop, run, *TRAIN)
     before = contents(run)
     with read_only(run.parent) if os.geteuid() == 0 else read_only(run):
-        for command in ([*TRAIN, "--out", run], ["resume", run]):
-            assert re.search(r": (Read-only file system|Permission denied)", shop.refused(*command))
+        for command, way_out in (
+            ([*TRAIN, "--out", run], "name another folder with --out"),
+            (["resume", run], "make it writable, or go on with a copy of it"),
+        ):
+            said = shop.refused(*command)
+            assert re.search(rf": (Read-only file system|Permission denied); {way_out}$", said)
         assert contents(run) == before
     with read_only(run.parent):
         assert "name another folder with --out" in shop.refused(*TRAIN, "--out", run.parent / "other")
     shop.done("resume", run)
     assert outcome(run) == alone["train"]
+    with read_only(run.parent) if os.geteuid() == 0 else read_only(run):  # finished: it is only told
+        assert json.loads(shop.done("resume", run, "--json").out) == json.loads((run / "result.json").read_text())
+        assert "Report: " in shop.done("resume", run).out
 
 
 @pytest.mark.parametrize(

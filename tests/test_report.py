@@ -168,7 +168,9 @@ def test_time_left_counts_the_steps_done_now(clock: Clock, log: Log, plain: Cons
             clock.now += 1
             progress.step(step)
         progress.end()
-    assert "910 of 1,000 steps, 1000.0 ms a step, 1 min 30 s left, 18 min 10 s in all" in log.lines[0]
+    assert (
+        "910 of 1,000 steps, 1000.0 ms a step, 1 min 30 s left in this stage, 18 min 10 s left in all" in log.lines[0]
+    )
     assert log.lines[-1] == "prune: 920 steps (20 of them now), 1000.0 ms a step, 20.0 s"
 
 
@@ -202,6 +204,16 @@ def test_a_first_step_that_compiles_does_not_count_once_there_are_others(clock: 
         clock.now += 1
         progress.step(step)
     assert progress.left(clock.now)[0] == pytest.approx(90)
+
+
+def test_a_stage_ends_with_the_mean_of_its_steps_not_of_the_last_ones(clock: Clock, log: Log, plain: Console) -> None:
+    with Progress(console=plain, clock=clock) as progress:
+        progress.begin("train", 1_000, done=100)
+        progress.step(400, ms=2.0)
+        progress.step(500)
+        progress.step(1_000, ms=5.0)
+        progress.end()
+    assert log.lines == ["train: 1,000 steps (900 of them now), 4.0 ms a step, 0.0 s"]
 
 
 def test_a_stage_that_is_left_halfway_says_so(clock: Clock, log: Log, plain: Console) -> None:
@@ -260,7 +272,7 @@ def test_a_terminal_shows_stage_phase_penalty_accuracy_time_and_what_is_left(clo
             progress.step(step, phase="push", penalty=0.25, accuracy=92.0, ms=5.1)
         frame = seen(console)
         assert len([line for line in frame if line]) == 1
-        assert re.fullmatch(r"seed 0 prune push ━+╺?━+  50% λ 0\.2500 92\.0 % 5\.1 ms left 8:20 / 5:25:00", frame[0])
+        assert re.fullmatch(r"seed 0 prune push ━+╺?━+  50% λ 0\.2500 92\.0 % 5\.1 ms left 8:20, all 5:25:00", frame[0])
         progress.end()
         over = ["seed 0: prune: 500 steps, λ 0.2500, accuracy 92.0 %, 5.1 ms a step, 8 min 20 s"]
         assert [line for line in seen(console) if line] == over
@@ -334,7 +346,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, clock: Clock) -> None:
             progress.step(step, phase="stabilize", penalty=1.0001, accuracy=100.0, ms=123.4)
         assert max(map(len, seen(console))) <= width
         if width >= 100:
-            assert "left 27:46:21 / 277:46:21" in seen(console)[0]
+            assert "left 27:46:21, all 277:46:21" in seen(console)[0]
 
 
 def test_results_that_are_printed_meanwhile_stay_on_stdout(
@@ -566,6 +578,12 @@ def test_removal_that_costs_nothing_is_told_so() -> None:
     accuracy = {"base": 93.4, "before_removal": 93.01, "after_removal": 93.0, "final": 93.4, "best": 93.5}
     (first, _) = run.story(result(accuracy=accuracy, epochs={}))
     assert first.endswith("Removal itself left accuracy at 93.0 %; the run ended at 93.4 %, as the base network.")
+
+
+def test_one_epoch_is_one_and_a_speed_up_is_called_so() -> None:
+    (first, _) = run.story(result(epochs={"finetune": 1.0}, ratios="2.55x"))
+    assert "fine-tuning for 1 epoch ended" in first
+    assert "criterion l1, speed-up 2.55×" in first
 
 
 def test_a_base_network_has_no_before_and_after() -> None:

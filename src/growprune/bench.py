@@ -72,6 +72,8 @@ def measured(asked: Bench, what: str, figures: Callable[[Bench, Prune], dict[str
             config = plan(asked, name, weights)
             with surroundings(config):
                 images = Images(config, device, World())
+                if asked.batch > (there := images.sizes["train"]):
+                    raise GrowpruneError(f"--batch: no batch of {asked.batch} from {there} images; give a smaller one")
                 storage.save(models.fresh(name, images.classes), weights)
                 result[what][name] = figures(asked, config)
     result["environment"] = environment(device, 1)

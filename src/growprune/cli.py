@@ -17,7 +17,7 @@ import typer
 
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, offered, read_file, usage
-from growprune.errors import GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -147,15 +147,32 @@ def resume(
 
     The outcome is the same, bit for bit, as without the interruption (on a GPU: of a run with --deterministic).
     """
-    from growprune.run import read_config
+    from growprune.run import RESULT, read_config, read_json
 
     found = read_config(run)
+    try:
+        go_on(found, run, as_json)
+    except ElsewhereError as error:
+        if not (run / RESULT).is_file():
+            raise GrowpruneError(error.kept) from error
+        tell(lambda: read_json(run / RESULT), outcome_table(found), run, as_json)  # there is nothing to write
+
+
+def go_on(found: dict[str, Any], run: Path, as_json: bool) -> None:
+    """With the run, or the demo, that a folder's config.json describes."""
     if found.get("command") == "demo":
         from growprune.demo import read
 
         show_demo(read(found, run), run, as_json)
         return
     conclude(configs.from_json(found, run), run, as_json)
+
+
+def outcome_table(found: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    from growprune import report
+    from growprune.report import run
+
+    return report.table if found.get("command") == "demo" else run.table
 
 
 def begin(command: str, given: Given, out: Path | None, file: Path | None, as_json: bool) -> None:
@@ -174,8 +191,14 @@ def foresee(config: configs.Config) -> None:
     from growprune import models, ratios, recipe
 
     models.known(config.model)
-    if getattr(config, "weights", None):
-        models.weights_file(config.weights)  # type: ignore[attr-defined]
+    weights = getattr(config, "weights", None)
+    if config.command == "prune" and weights == str(place := configs.folder("train", config)) and not place.exists():
+        raise GrowpruneError(
+            f"prune: no --weights given, and no network trained in {place}; train one (growprune train --model "
+            f"{config.model} --data {config.data}), or give --weights"
+        )
+    if weights:
+        models.weights_file(weights, config.model, configs.CLASSES.get(config.data))
     if isinstance(config, configs.Prune):
         recipe.schedule(config)
         ratios.read(recipe.ratios(config))
@@ -213,7 +236,7 @@ def evaluate(
     given: Given,
     *,
     run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; all else is then as it was there.")
+        Path | None, typer.Argument(metavar="RUN", help="Folder of a run; what is not given is as it was there.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -230,7 +253,7 @@ def evaluate(
     from growprune.report.tables import eval_table
 
     models.known(wanted["model"])
-    models.weights_file(wanted["weights"])
+    models.weights_file(wanted["weights"], wanted["model"], configs.CLASSES.get(wanted["data"]))
     config = configs.resolve("train", {**wanted, "batch": 1})  # of the training images none are needed
     show(jobs.tested(config), eval_table, as_json)
 
@@ -324,22 +347,20 @@ def reproduce(
     lab = Lab(Path(asked.out), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
     experiment.settings(only)  # a row that is not there is refused, with --no-run too
-    stopped: StoppedError | None = None
     if asked.run:
         try:
             fulfil(lab, experiment, only)
-        except StoppedError as error:
-            stopped = error
+        except StoppedError as stopped:
+            print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
+            sys.exit(128 + stopped.signal)
     if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
         return
     comparison = compared(lab, experiment)
-    page = publish(comparison, lab.out / "tables")
-    show(comparison.to_json(), lambda _: comparison.shown(), as_json)
-    if not as_json:
+    page = publish(comparison, lab.out / "tables") if asked.run else None
+    part = comparison.of(only)
+    show(part.to_json(), lambda _: part.shown(), as_json)
+    if page is not None and not as_json:
         print(f"Report: {page}")
-    if stopped is not None:
-        print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
-        sys.exit(128 + stopped.signal)
 
 
 def show(result: dict[str, Any], table: Callable[[dict[str, Any]], Any], as_json: bool) -> None:

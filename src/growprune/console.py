@@ -132,7 +132,7 @@ def parsed(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if wanted == "JSON" else tomllib.loads(text)
     except OSError as error:
-        raise GrowpruneError(f"{path}: {error.strerror}") from error
+        raise GrowpruneError(f"{path}: {error.strerror}; give a TOML file, or a run's config.json") from error
     except (ValueError, RecursionError) as error:
         raise GrowpruneError(f"{path}: not {wanted}: {error}") from error
     if not isinstance(found, dict):

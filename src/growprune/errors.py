@@ -10,6 +10,14 @@ class GrowpruneError(ValueError):
     """Bad input, refused before anything was changed."""
 
 
+class ElsewhereError(GrowpruneError):
+    """Of a folder or device that is not to be had. `kept` says it to a run that has begun and can choose no other."""
+
+    def __init__(self, new: str, kept: str) -> None:
+        super().__init__(new)
+        self.kept = kept
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """', did you mean X?' for the known name most like `name`, or nothing.
 

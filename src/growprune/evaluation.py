@@ -59,7 +59,10 @@ def fits(net: nn.Module, images: Images, config: Config) -> None:
     try:
         out = twin(images.example())
     except (RuntimeError, ValueError, AssertionError, IndexError) as error:
-        raise GrowpruneError(f"{config.model} does not take {what}: {line(error)}") from error
+        known = ", such as growprune.demo:network for digits" if config.data == "digits" else ""
+        raise GrowpruneError(
+            f"{config.model} does not take {what}: {line(error)}; give another --model{known}"
+        ) from error
     if not isinstance(out, Tensor) or out.dim() != 2 or out.shape[1] < images.classes:
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise GrowpruneError(f"{config.model} gives {got} for one image; {config.data} has {images.classes} classes")

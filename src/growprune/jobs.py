@@ -22,7 +22,7 @@ from growprune import distributed
 from growprune.choosing import Measured, determinism
 from growprune.config import Config
 from growprune.distributed import World
-from growprune.errors import GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError
 from growprune.measurement import measure, sparsity
 from growprune.outcome import environment
 from growprune.reading import cores
@@ -72,7 +72,7 @@ def one(config: Config, out: Path, device: str, world: World, quiet: bool, label
         jobs: list[Job] = []
         with (
             Progress(label, quiet or not world.first) as progress,
-            surroundings(config),
+            surroundings(config, progress.say),
             at_home(folder, world, progress),
             heeding(jobs),
         ):
@@ -205,12 +205,22 @@ def at_home(folder: Folder | None, world: World, progress: Progress) -> Iterator
         sys.path.remove(str(home))
 
 
+def threads(config: Config) -> int:
+    """On a CPU: as many as were asked for; 0 is what OMP_NUM_THREADS says, where it does, else all cores. torchrun sets
+    that variable to 1 by itself: there 0 is this process's share of the cores."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    usual = int(said) if said.isdecimal() and not distributed.launched() else 0
+    return config.threads or usual or max(1, cores() // distributed.neighbours())
+
+
 @contextmanager
-def surroundings(config: Config) -> Iterator[None]:
+def surroundings(config: Config, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Threads, determinism and random numbers as the configuration has them, afterwards as before."""
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
     if config.device == "cpu":
-        torch.set_num_threads(config.threads or max(1, cores() // distributed.neighbours()))
+        if config.threads > cores():
+            say(f"--threads {config.threads}: more than the cores there are here ({cores()})")
+        torch.set_num_threads(threads(config))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
@@ -222,7 +232,7 @@ def surroundings(config: Config) -> Iterator[None]:
             raise GrowpruneError(f"--deterministic: {str(error).splitlines()[0]}") from error
         raise
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 @contextmanager
@@ -262,7 +272,14 @@ def usable(name: str) -> str:
     try:
         torch.empty(1, device=name if name.startswith(("cpu", "cuda")) else "none")
     except (RuntimeError, AssertionError) as error:
-        raise GrowpruneError(f"device: '{name}' cannot be used here; give auto, cpu or cuda") from error
+        if not name.startswith("cuda"):
+            raise GrowpruneError(f"device: '{name}' cannot be used here; give auto, cpu or cuda") from error
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        there = f"no such GPU, there are {count} here; give cuda" if count else "no GPU that torch can use here; give"
+        raise ElsewhereError(
+            f"--device {name}: {there}{', ' if count else ' '}auto or cpu",
+            "it was begun on a GPU, and here is none that torch can use; go on where there is one",
+        ) from error
     return name
 
 
@@ -270,7 +287,7 @@ def tested(config: Config) -> dict[str, Any]:
     """`growprune eval`: what trained weights give on the test images."""
     device = usable(config.device)
     config = replace(config, device=device, decode="cpu" if undecodable(device) else config.decode)
-    with surroundings(config):
+    with Progress() as progress, surroundings(config, progress.say):
         job = Job(config, None, device)
         cost = measure(job.net, job.images.example())
         return {

@@ -165,7 +165,7 @@ def fresh(name: str, num_classes: int | None) -> nn.Module:
 def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str]) -> nn.Module:
     """The network called `name` with trained weights: a run's folder, a file of `growprune.save`, a state dict in
     safetensors, or one of torch.save (read without running any code in it)."""
-    path = weights_file(weights)
+    path = weights_file(weights, name, num_classes)
     header = safetensors_header(path)
     if f'"{KEY}"'.encode() in header:
         return load(path, lambda: fresh(name, num_classes))
@@ -186,19 +186,20 @@ def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str])
     return model
 
 
-def weights_file(weights: str | os.PathLike[str]) -> Path:
-    """The file that trained weights are in; torchvision's published ones are downloaded, once."""
+def weights_file(weights: str | os.PathLike[str], model: str = "", classes: int | None = None) -> Path:
+    """The file that trained weights are in. Torchvision's published ones are downloaded, once, but not where they are
+    known to be of another network than `model`, or for another number of classes."""
     path = Path(weights)
     if PUBLISHED.fullmatch(str(weights)) and not path.exists():
-        return published(str(weights))
+        return published(str(weights), model, classes)
     if path.is_dir():
         if (path / "config.json").is_file() and not (path / "model.safetensors").is_file():
             raise GrowpruneError(f"weights '{weights}': a run that is not finished: growprune resume {weights}")
         path /= "model.safetensors"
     if not path.is_file():
         raise GrowpruneError(
-            f"weights '{weights}': no such file, or a folder without model.safetensors; train first, or give --weights "
-            "a file (as of torch.save(model.state_dict(), ...)) or torchvision's name (ResNet50_Weights.IMAGENET1K_V1)"
+            f"weights '{weights}': no such file, or a folder without model.safetensors; give a run's folder, a file "
+            "(as of torch.save(model.state_dict(), ...)) or torchvision's name (ResNet50_Weights.IMAGENET1K_V1)"
         )
     return path
 
@@ -207,7 +208,7 @@ PUBLISHED = re.compile(r"\w+_Weights\.\w+")
 """How torchvision names its weights: ResNet50_Weights.IMAGENET1K_V1."""
 
 
-def published(name: str) -> Path:
+def published(name: str, model: str = "", classes: int | None = None) -> Path:
     """Torchvision's weights of that name, in torch's own cache."""
     library = _library("torchvision").models
     kind, _, version = name.partition(".")
@@ -216,6 +217,12 @@ def published(name: str) -> Path:
     if version not in versions:
         hint = nearest(name, [f"{kind}.{each}" for each in versions] or [f"{each}.{version}" for each in kinds])
         raise GrowpruneError(f"weights '{name}': torchvision has none of that name{hint}")
+    source, _, inner = model.partition(":")
+    if source in BUILT_IN or (source == "torchvision" and library.get_model_weights(inner) is not kinds[kind]):
+        raise GrowpruneError(f"weights '{name}': of another network than --model {model}")
+    known = len(kinds[kind][version].meta.get("categories", ()))
+    if source == "torchvision" and classes is not None and known not in (0, classes):
+        raise GrowpruneError(f"weights '{name}': tell {known} classes apart; the images are of {classes}")
     url = kinds[kind][version].url
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
     if not path.is_file():

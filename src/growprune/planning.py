@@ -21,7 +21,13 @@ def plan(
     """The network as it is and as it would be, measured: the filters are removed from fresh weights."""
     model = network(name, num_classes).eval()
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
-    before = after = measure(model, example)
+    try:
+        before = after = measure(model, example)
+    except GrowpruneError as error:
+        asked_for = f"--model {name} --input {'x'.join(map(str, shape))}"
+        raise GrowpruneError(
+            f"{asked_for}: {error}; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"
+        ) from error
     asked: Ratios = ratios if ratios is not None else 0.0 if times is None else Speedup(times)
     widths, skipped = {}, {}
     try:

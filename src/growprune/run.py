@@ -29,7 +29,7 @@ from torch import nn
 from growprune import checkpoint
 from growprune.checkpoint import Loaded
 from growprune.config import Config, differences
-from growprune.errors import GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError
 from growprune.options import flag
 from growprune.storage import save as save_network
 from growprune.storage import write_whole
@@ -39,6 +39,11 @@ BASE, LOCK, CHECKPOINTS = "base.safetensors", ".lock", "checkpoints"
 SCRAP = re.compile(r"\..+\.(json|jsonl|safetensors|html|png)\.[a-z0-9_]{8}")
 """What `write_whole` leaves behind when it is killed."""
 ANOTHER = "name another folder with --out"
+
+
+def closed(path: Path, error: OSError) -> ElsewhereError:
+    why = "is a file" if isinstance(error, FileExistsError) else error.strerror
+    return ElsewhereError(f"{path}: {why}; {ANOTHER}", f"{path}: {why}; make it writable, or go on with a copy of it")
 
 
 class Folder:
@@ -58,7 +63,7 @@ class Folder:
             others = (p.name for p in path.iterdir() if p.name != LOCK and not SCRAP.fullmatch(p.name))
             foreign = not (path / CONFIG).exists() and any(others)
         except OSError as error:
-            raise GrowpruneError(f"{path}: {error.strerror}; {ANOTHER}") from error
+            raise closed(path, error) from error
         if foreign:
             raise GrowpruneError(f"{path}: not empty, and not a run's folder; {ANOTHER}")
         folder = cls(path, lock(path), wanted)
@@ -217,7 +222,7 @@ def lock(path: Path) -> int:
     try:
         found = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise GrowpruneError(f"{path}: {error.strerror}; {ANOTHER}") from error
+        raise closed(path, error) from error
     try:
         fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(found), os.stat(path / LOCK)):  # another process has just let go of it
@@ -225,7 +230,8 @@ def lock(path: Path) -> int:
     except OSError as error:
         os.close(found)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
-            raise GrowpruneError(f"{path}: in use by another process; wait for it, or {ANOTHER}") from error
+            busy = f"{path}: in use by another process; wait for it"
+            raise ElsewhereError(f"{busy}, or {ANOTHER}", busy) from error
         raise GrowpruneError(f"{path}: cannot be locked: {error.strerror}; {ANOTHER}") from error
     return found
 
@@ -234,7 +240,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """What a run's folder says it was asked to do."""
     if not (path / CONFIG).is_file():
         what = "no such folder" if not path.exists() else "not a run's folder: it has no config.json"
-        raise GrowpruneError(f"{path}: {what}")
+        raise GrowpruneError(f"{path}: {what}; give the folder of a run: its --out, by default in runs/")
     return read_json(path / CONFIG)
 
 

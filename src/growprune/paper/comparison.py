@@ -1,11 +1,14 @@
-"""What came of an experiment, as far as it was run, set beside the paper: text, Markdown, JSON, and a page."""
+"""What came of an experiment, as far as it was run, set beside the paper: text, Markdown, JSON, and a page.
+
+Files hold all of it; a terminal shows the tables of the rows that were asked for.
+"""
 
 from __future__ import annotations
 
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ from growprune.paper.bars import BARS
 from growprune.paper.grid import Experiment, Grid, markdown, to_json
 from growprune.paper.reproduce import Lab, missing
 from growprune.paper.setting import Base, Scale
-from growprune.report import document, duration, html_figure, html_table, text_table
+from growprune.report import Fitted, document, duration, html_figure, html_table
 from growprune.run import read_json
 from growprune.storage import write_whole
+
+SMOKE = "Smoke run of small networks on digits, not the paper's: "
+"""What every title at that scale begins with."""
 
 
 def words(experiment: Experiment, scale: Scale) -> str:
@@ -38,26 +44,47 @@ def words(experiment: Experiment, scale: Scale) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An experiment as far as it was run at one scale; `missing` names the rows of which runs are not there."""
+    """An experiment as far as it was run at one scale; `missing` names the rows of which runs are not there, `unasked`
+    those that nobody asked for this time."""
 
     experiment: Experiment
     scale: Scale
     grids: list[Grid]
     figures: dict[str, bytes]
     missing: list[str]
+    unasked: list[str] = field(default_factory=list)
+
+    def of(self, only: Sequence[str]) -> Comparison:
+        """The part that these rows belong to; of all rows if none is named."""
+        if not only:
+            return self
+        asked = set(self.experiment.settings(only))
+        return replace(
+            self,
+            grids=[grid for grid in self.grids if not grid.settings or asked.intersection(grid.settings)],
+            missing=[row for row in self.missing if row in only],
+            unasked=[row for row in self.missing if row not in only],
+        )
+
+    @property
+    def prefix(self) -> str:
+        """Of every title: nobody must take small networks on digits for the paper's."""
+        return SMOKE if self.scale == "smoke" else ""
 
     @property
     def remarks(self) -> list[str]:
         said = [words(self.experiment, self.scale)]
         if self.missing:
             said.append(f"Not all of it was run; missing: {', '.join(self.missing)}.")
+        if self.unasked:
+            said.append(f"Not asked for, nor run: {', '.join(self.unasked)}.")
         return said
 
     def shown(self) -> RenderableType:
         """For a terminal."""
         parts: list[RenderableType] = []
         for grid in self.grids:
-            parts += [Text(grid.title, style="bold"), text_table([grid.head, *grid.lines])]
+            parts += [Text(grid.title, style="bold"), Fitted([grid.head, *grid.lines])]
             parts += [Text(f"{remark}\n") for remark in grid.remarks]
         return Group(*parts, *map(Text, self.remarks))
 
@@ -66,23 +93,25 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         grids = [to_json(grid) for grid in self.grids]
-        return {"name": self.experiment.name, "scale": self.scale, "grids": grids, "missing": self.missing}
+        left = {"missing": self.missing, "unasked": self.unasked}
+        return {"name": self.experiment.name, "scale": self.scale, "grids": grids, **left}
 
     def html(self) -> str:
         parts = []
         for grid in self.grids:
             parts += [f"<h2>{html.escape(grid.title)}</h2>", html_table([grid.head, *grid.lines])]
             parts += [f"<p>{html.escape(remark)}</p>" for remark in grid.remarks]
-        parts += [html_figure(name, blob, name) for name, blob in self.figures.items()]
+        parts += [html_figure(name, blob, f"{self.prefix}{name}") for name, blob in self.figures.items()]
         parts += [f"<p>{html.escape(remark)}</p>" for remark in self.remarks]
-        return document(f"growprune: {self.experiment.title}", parts)
+        return document(f"growprune: {self.prefix}{self.experiment.title}", parts)
 
 
 def compared(lab: Lab, experiment: Experiment) -> Comparison:
     """The comparison from what is on the shelf."""
     undone = {setting for setting, _ in missing(lab, experiment)}
     left = [row.name for row in experiment.rows if undone.intersection(row.settings)]
-    return Comparison(experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left)
+    found = Comparison(experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left)
+    return replace(found, grids=[replace(grid, title=f"{found.prefix}{grid.title}") for grid in found.grids])
 
 
 def publish(comparison: Comparison, place: Path) -> Path:

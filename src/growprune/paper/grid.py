@@ -16,6 +16,10 @@ Look = Callable[[Setting], Found]
 """From a setting to what was run of it."""
 
 
+FEW = 12
+"""Rows that are all named where one is named that there is not."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line that can be run by itself: a label, its settings by column, and the paper's numbers."""
@@ -27,12 +31,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Grid:
-    """One table: a head and lines of cells; `remarks` say what one must know to read it."""
+    """One table: a head and lines of cells, of `settings`; `remarks` say what one must know to read it."""
 
     title: str
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     remarks: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,9 @@ class Experiment:
         known = [row.name for row in self.rows]
         for name in only:
             if name not in known:
-                hint = nearest(name, known) or f"; there are {', '.join(known)}"
-                raise GrowpruneError(f"--only: {self.name} has no row '{name}'{hint}")
+                hint, there = nearest(name, known), f"there are {', '.join(known)}"
+                listed = (f" ({there})" if hint else f"; {there}") if not hint or len(known) <= FEW else ""
+                raise GrowpruneError(f"--only: {self.name} has no row '{name}'{hint}{listed}")
         chosen = [row for row in self.rows if not only or row.name in only]
         return list(dict.fromkeys(setting for row in chosen for setting in row.settings))
 
@@ -176,7 +182,8 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
         ("the same filters removed", *same),
     )
     said = (*remarks, *((MARKED,) if any(map(any, found)) else ()), *warned(same))
-    return Grid(title, (corner, *(f"{column.ratio:g}" for column in columns)), lines, said)
+    head = (corner, *(f"{column.ratio:g}" for column in columns))
+    return Grid(title, head, lines, said, tuple(setting for column in columns for setting in column.settings))
 
 
 def speedup(*found: Found) -> str:

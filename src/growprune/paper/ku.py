@@ -52,7 +52,9 @@ def grids(look: Look) -> list[Grid]:
         )
         head = ("Ku", *map(str, columns), "one-shot")
         remarks = (*((MARKED,) if any([*found, plain]) else ()), *warned(same))
-        result.append(Grid(f"Ku: GReg-1, {base.model} on {base.data}, ratio {ratio:g}", head, lines, remarks))
+        title = f"Ku: GReg-1, {base.model} on {base.data}, ratio {ratio:g}"
+        shown = (*(setting(base, ku) for ku in columns), once(base))
+        result.append(Grid(title, head, lines, remarks, shown))
     return result
 
 

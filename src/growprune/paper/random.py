@@ -76,7 +76,7 @@ def grid(base: Base, look: Look) -> Grid:
     lines.append(("the same filters removed", *same, same_filters(once, greg)))
     head = ("", *(f"pick {seed + 1}" for seed in picks), "mean")
     title = f"Random picks: {base.model} on {base.data}, ratio {RATIO[base]:g}"
-    return Grid(title, head, tuple(lines), (*((MARKED,) if any(found) else ()), *warned(same)))
+    return Grid(title, head, tuple(lines), (*((MARKED,) if any(found) else ()), *warned(same)), pair(base))
 
 
 EXPERIMENT = Experiment(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from growprune import data
 from growprune.config import Config, Prune
 from growprune.distributed import launched
 from growprune.jobs import run, side_by_side, usable
@@ -72,9 +73,18 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
         return
     bases = list(dict.fromkeys(setting.base for setting, _ in wanted))
     untrained = [base for base in bases if lab.shelf.ground(base) is None]
+    have_images(lab, bases)
     lab.say(forecast(lab, untrained, wanted))
     train(lab, untrained)
     prune(lab, wanted, {base: ground for base in bases if (ground := lab.shelf.ground(base)) is not None})
+
+
+def have_images(lab: Lab, bases: Sequence[Base]) -> None:
+    """Images that are not there and cannot be downloaded are missed before anything is promised. Under torchrun, where
+    one process downloads for all, when a run begins."""
+    for name in dict.fromkeys(lab.base_config(base).data for base in bases):
+        if not launched() and name != "digits" and not Path(name).is_dir():
+            data.load(name, lab.options.get("data_dir"))
 
 
 def train(lab: Lab, bases: Sequence[Base]) -> None:

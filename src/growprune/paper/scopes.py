@@ -36,7 +36,8 @@ def grids(look: Look) -> list[Grid]:
             lines.append((name, *removal, after(found, EPOCH), found.text(), best, str(len(found.runs))))
         head = ("", "before removal", "after removal", f"epoch {EPOCH}", "last epoch", "best on the test set", "runs")
         remark = "Before and after removal with batch-norm statistics estimated anew on training images."
-        result.append(Grid(f"Scopes: resnet56 on cifar10, ratio {ratio:g}", head, tuple(lines), (remark,)))
+        title = f"Scopes: resnet56 on cifar10, ratio {ratio:g}"
+        result.append(Grid(title, head, tuple(lines), (remark,), tuple(ways(ratio).values())))
     return result
 
 

@@ -70,7 +70,7 @@ def grid(base: Base, look: Look) -> Grid:
         found = look(setting)
         first, *others = here(name, found, times_of(found))
         lines += [(*first, verdict.text), *((*other, "") for other in others)]
-    return Grid(f"Table 2: {base.model} on {base.data}", HEAD, tuple(lines), remarks(base, look))
+    return Grid(f"Table 2: {base.model} on {base.data}", HEAD, tuple(lines), remarks(base, look), both(base))
 
 
 def remarks(base: Base, look: Look) -> tuple[str, ...]:

@@ -60,11 +60,13 @@ def grid(level: Level, images: str, look: Look) -> Grid:
     for name, end in (("GReg-1, paper", level.greg1), ("GReg-2, paper", level.greg2)):
         if end is not None:
             lines.append((name, f"{paper:.2f}", f"{end:.2f}", drop(paper, end), f"{level.speedup:.2f}×"))
-    for name, setting in settings(level, images).items():
+    ways = settings(level, images)
+    for name, setting in ways.items():
         found = look(setting)
         lines += here(name, found, speedup(found))
     title = f"Table 3: {level.network} at {level.speedup:.2f}×; here on {imagenet.title(images)}"
-    return Grid(title, ("method", "base", "pruned", "drop", "speed-up"), tuple(lines))
+    head = ("method", "base", "pruned", "drop", "speed-up")
+    return Grid(title, head, tuple(lines), settings=tuple(ways.values()))
 
 
 def experiment(images: str) -> Experiment:

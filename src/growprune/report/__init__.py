@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -81,6 +83,16 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     return Group(*tables, *(Text(f"{remark}\n") for remark in remarks(result)))
 
 
+def amount(ratios: str) -> str:
+    """How much goes, as `ratios.write` has it, in words.
+
+    >>> amount("0.5"), amount("2.5x"), amount("2.5x by stage")
+    ('ratios 0.5', 'speed-up 2.5×', 'speed-up 2.5× by stage')
+    """
+    times = re.fullmatch(r"([\d.e+]+)x( by stage)?", ratios)
+    return f"speed-up {times[1]}×{times[2] or ''}" if times else f"ratios {ratios}"
+
+
 def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:
     """Rows for a terminal, their head first; the row that begins with `strong` stands out. Cells are plain text."""
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
@@ -89,6 +101,35 @@ def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:
     for row in rows[1:]:
         shown.add_row(*map(Text, row), style="bold" if row[0] == strong else "")
     return shown
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Rows for a terminal, their head first, of any width: labels and heads are folded, cells are not. Columns that do
+    not fit beside the labels follow in a table below, with the labels again."""
+
+    rows: Sequence[tuple[str, ...]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        columns = list(zip(*self.rows, strict=True))
+        widths = [max(map(len, [*head.split(), *cells])) for head, *cells in columns]
+        left = room = options.max_width - min(LABELS, widths[0]) - EDGES
+        parts: list[list[int]] = [[]]
+        for number, width in list(enumerate(widths))[1:]:
+            if parts[-1] and width + BETWEEN > left:
+                parts.append([])
+                left = room
+            parts[-1].append(number)
+            left -= width + BETWEEN
+        for part in parts:
+            shown = text_table([(row[0], *(row[number] for number in part)) for row in self.rows])
+            for column, number in zip(shown.columns[1:], part, strict=True):
+                column.width = widths[number]
+            yield shown
+
+
+LABELS, EDGES, BETWEEN = 24, 2, 3
+"""Characters: what long labels have at least, a table's two edges, what stands before a column."""
 
 
 def duration(seconds: float) -> str:

@@ -125,6 +125,7 @@ class Progress:
         self.accuracy: float | None = None
         self.loss: float | None = None
         self.ms: float | None = None
+        self.spent, self.timed = 0.0, self.begun  # milliseconds of the steps up to `timed`, as given
         self.first: tuple[float, int] | None = None
 
     def __enter__(self) -> Progress:
@@ -179,6 +180,7 @@ class Progress:
             self.loss = loss
         if ms is not None:
             self.ms = ms
+            self.spent, self.timed = self.spent + ms * (done - self.timed), done
         now = self.clock()
         if self.first is None:
             self.first = now, done
@@ -196,7 +198,9 @@ class Progress:
             return
         now = self.clock()
         took = f"{self.done:,} steps" + (f" ({self.done - self.begun:,} of them now)" if self.begun else "")
-        self.say(f"{self.stage}: {line or ', '.join([took, *self.state(now), duration(now - self.started)])}")
+        self.say(
+            f"{self.stage}: {line or ', '.join([took, *self.state(self.mean(now)), duration(now - self.started)])}"
+        )
         self.stage, self.next = "", math.inf
         if self.screen and self.task is not None:
             self.screen.bars.update(self.task, visible=False)
@@ -212,9 +216,9 @@ class Progress:
             self.draw(now)
             return
         stage, whole = self.left(now)
-        said = [f"{self.done:,} of {self.steps:,} steps", *self.state(now)]
-        said += [f"{duration(stage)} left"] if stage is not None else []
-        said += [f"{duration(whole)} in all"] if whole is not None else []
+        said = [f"{self.done:,} of {self.steps:,} steps", *self.state(self.step_ms(now))]
+        said += [f"{duration(stage)} left{' in this stage' if whole is not None else ''}"] if stage is not None else []
+        said += [f"{duration(whole)} left in all"] if whole is not None else []
         self.say(f"{self.name}: {', '.join(said)}")
 
     def interval(self, now: float) -> float:
@@ -231,7 +235,7 @@ class Progress:
                 "penalty": "" if self.penalty is None else f"λ {self.penalty:.4f}",
                 "accuracy": "" if self.accuracy is None else f"{self.accuracy:.1f} %",
                 "ms": "" if (ms := self.step_ms(now)) is None else f"{ms:.1f} ms",
-                "left": " / ".join(face(seconds) for seconds in self.left(now) if seconds is not None),
+                "left": ", all ".join(face(seconds) for seconds in self.left(now) if seconds is not None),
             }
             fields["left"] = f"left {fields['left']}" if fields["left"] else ""
             self.screen.bars.update(
@@ -243,9 +247,8 @@ class Progress:
     def name(self) -> str:
         return self.stage if self.phase in (None, self.stage) else f"{self.stage} {self.phase}"
 
-    def state(self, now: float) -> list[str]:
+    def state(self, ms: float | None) -> list[str]:
         """λ, accuracy, loss and step time, where known."""
-        ms = self.step_ms(now)
         return [
             text.format(value)
             for text, value in (
@@ -261,6 +264,10 @@ class Progress:
         """Milliseconds a step: as given, or as seen from here."""
         pace = self.pace(now) if self.ms is None else None
         return self.ms if pace is None else 1e3 * pace
+
+    def mean(self, now: float) -> float | None:
+        """The same over all steps of the stage that were done here, not the last ones alone."""
+        return self.spent / (self.timed - self.begun) if self.timed > self.begun else self.step_ms(now)
 
     def pace(self, now: float) -> float | None:
         """Seconds a step in this process, tests and saves included. Steps of an earlier one say nothing of it; nor

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from growprune.report import ACCURACIES, costs, document, duration, html_figure, html_table, text_table
+from growprune.report import ACCURACIES, amount, costs, document, duration, html_figure, html_table, text_table
 
 Result = Mapping[str, Any]
 Note = Mapping[str, Any]
@@ -119,7 +119,7 @@ def removed(result: Result) -> str:
         full, left = (sum(layer[i] for layer in widths) for i in (0, 1))
         units = "filters" if result["granularity"] == "filter" else "weights"
         what = f"{full - left:,} of {full:,} {units} in {sum(a != b for a, b in widths)} layers"
-    how = [f"criterion {result['criterion']}", f"ratios {result['ratios']}"]
+    how = [f"criterion {result['criterion']}", amount(result["ratios"])]
     if name != "OneShot" and result["granularity"] == "filter":
         how.append(f"penalty on the {result['scope']}")
     did = "removed" if result["granularity"] == "filter" else "set to zero"
@@ -140,7 +140,8 @@ def course(result: Result) -> str:
         )
         said.append(f"removal itself {went}")
     if final is not None:
-        tuned = f"fine-tuning for {epochs['finetune']:g} epochs" if epochs.get("finetune") else "the run"
+        count = epochs.get("finetune")
+        tuned = f"fine-tuning for {count:g} epoch{'s' * (count != 1)}" if count else "the run"
         said.append(f"{tuned} ended at {percent(final)}{against(final, accuracy['base'])}")
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}." if text else ""

@@ -10,6 +10,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from growprune.report import amount
+
 Result = Mapping[str, Any]
 
 
@@ -30,7 +32,7 @@ def bench_table(result: Result) -> Group:
     shown.add_row("GReg-1, alone", *(f"{each['ms']:.2f} ms" for each in found), style="bold")
     shown.add_row("images a second", *(f"{each['images_per_second']:,.0f}" for each in found))
     shown.add_row("without the penalty", *(f"{each['ms_without_penalty']:.2f} ms" for each in found))
-    shown.add_row("the penalty's share", *(share(each["penalty_share"]) for each in found))
+    shown.add_row("the penalty's share", *(share(each, result["steps"]) for each in found))
     for count in sorted({count for each in found for count in each.get("ms_parallel", {})}):
         times = [each.get("ms_parallel", {}).get(count) for each in found]
         shown.add_row(f"{count} at once, each", *("" if ms is None else f"{ms:.2f} ms" for ms in times), style="bold")
@@ -41,11 +43,24 @@ def bench_table(result: Result) -> Group:
     return Group(Text("Time of a training step", style="bold"), Text(f"{where}, {steps}"), shown)
 
 
-def share(part: float) -> str:
+MANY, SOME = 20, 3
+"""Steps a measurement from which on a small difference, or a rate, is worth a word."""
+APART = 0.02
+"""How far the penalty's share may differ between the median of the rounds' ratios and the ratio of their medians."""
+
+
+def share(found: Result, steps: int) -> str:
+    """The penalty's, if it was measured well enough.
+
+    >>> alone = {"ms": 100.0, "ms_without_penalty": 98.5, "penalty_share": 0.0123}
+    >>> share(alone, 20), share({**alone, "penalty_share": -0.001}, 20), share(alone, 3)
+    ('1.2 %', 'too little to measure', 'too few steps to tell')
+    >>> share({**alone, "ms": 123.0, "penalty_share": -0.01}, 20)
+    'too few steps to tell'
     """
-    >>> share(0.0123), share(-0.02)
-    ('1.2 %', 'too little to measure')
-    """
+    part, other = found["penalty_share"], 1 - found["ms_without_penalty"] / found["ms"]
+    if steps < MANY or abs(part - other) > APART:
+        return "too few steps to tell"
     return f"{100 * part:.1f} %" if part > 0 else "too little to measure"
 
 
@@ -58,14 +73,14 @@ def fed_table(result: Result) -> Group:
         Text("Does the loader keep the step fed?", style="bold"),
         Text(f"{where}, {result['steps']} steps a measurement"),
         Text(str(result["data"])),
-        *(part for name, found in fed.items() for part in (Text(f"\n{name}"), fed_by(found))),
+        *(part for name, found in fed.items() for part in (Text(f"\n{name}"), fed_by(found, result))),
     )
 
 
 SOURCES = {"cpu": "JPEGs on the CPU", "gpu": "JPEGs on the GPU", "kept": "kept on the GPU"}
 
 
-def fed_by(found: Result) -> Table:
+def fed_by(found: Result, result: Result) -> Table:
     columns = [found[source] for source in SOURCES if source in found]
     shown = table("images a second", *(label for source, label in SOURCES.items() if source in found))
     for label, key, style in (
@@ -75,8 +90,24 @@ def fed_by(found: Result) -> Table:
     ):
         shown.add_row(label, *(f"{each[key]:,.0f}" for each in columns), style=style)
         if key != "step":
-            shown.add_row("  of the step's rate", *(f"{100 * each[f'{key}_share']:.0f} %" for each in columns))
+            shown.add_row("  of the step's rate", *(of_step(each, key, result) for each in columns))
     return shown
+
+
+def of_step(rates: Result, key: str, result: Result) -> str:
+    """A rate beside the step's own. Of a loader that brings less than a batch a second few were seen; one ten times as
+    fast as the step is no longer what counts.
+
+    >>> rates, asked = {"step": 20.0, "loader": 100.0, "loader_share": 5.0}, {"steps": 3, "batch": 64}
+    >>> of_step(rates, "loader", asked), of_step({**rates, "loader_share": 259.55}, "loader", asked)
+    ('500 %', 'over 1000 %')
+    >>> of_step({**rates, "loader": 63.0}, "loader", asked), of_step(rates, "loader", {**asked, "steps": 2})
+    ('too few to tell', 'too few to tell')
+    """
+    if result["steps"] < SOME or (key == "loader" and rates[key] < result["batch"]):
+        return "too few to tell"
+    part = rates[f"{key}_share"]
+    return f"{100 * part:.0f} %" if part <= 10 else "over 1000 %"
 
 
 def plan_table(result: Result) -> Group:
@@ -90,7 +121,7 @@ def plan_table(result: Result) -> Group:
         for layer, (full, _) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full))
     else:
-        head += f", ratios {result['ratios']}"
+        head += f", {amount(result['ratios'])}"
         shown = table("", "before", "after", "factor")
         for label, key in (("parameters", "params"), ("MACs", "macs")):
             full, left = result[key]["before"], result[key]["after"]
