@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune.errors import GrowpruneError
-from growprune.models import BUILT_IN, VGG, BasicBlock, CifarResNet, create, fresh, known, restore
+from growprune.models import BUILT_IN, VGG, BasicBlock, CifarResNet, create, fresh, known
+from growprune.weights import restore
 
 
 def parameters(model: nn.Module) -> int:

@@ -28,6 +28,7 @@ ORDER = [
     "pruner",
     "measurement",
     "models",
+    "weights",
     "planning",
     "options",
     "config",

@@ -189,6 +189,7 @@ def begin(command: str, given: Given, out: Path | None, file: Path | None, as_js
 def foresee(config: configs.Config) -> None:
     """Refuse what cannot work before any image is read, or downloaded."""
     from growprune import models, ratios, recipe
+    from growprune.weights import weights_file
 
     models.known(config.model)
     weights = getattr(config, "weights", None)
@@ -198,7 +199,7 @@ def foresee(config: configs.Config) -> None:
             f"{config.model} --data {config.data}), or give --weights"
         )
     if weights:
-        models.weights_file(weights, config.model, configs.CLASSES.get(config.data))
+        weights_file(weights, config.model, configs.CLASSES.get(config.data))
     if isinstance(config, configs.Prune):
         recipe.schedule(config)
         ratios.read(recipe.ratios(config))
@@ -251,9 +252,10 @@ def evaluate(
             raise GrowpruneError(f"eval: give the folder of a run, or --model, --weights and --data (no --{name} here)")
     from growprune import jobs, models
     from growprune.report.tables import eval_table
+    from growprune.weights import weights_file
 
     models.known(wanted["model"])
-    models.weights_file(wanted["weights"], wanted["model"], configs.CLASSES.get(wanted["data"]))
+    weights_file(wanted["weights"], wanted["model"], configs.CLASSES.get(wanted["data"]))
     config = configs.resolve("train", {**wanted, "batch": 1})  # of the training images none are needed
     show(jobs.tested(config), eval_table, as_json)
 

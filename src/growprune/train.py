@@ -34,6 +34,7 @@ from growprune.report.progress import Progress
 from growprune.run import MODEL, REPORT, RESULT, Folder
 from growprune.running import tensors
 from growprune.step import Choice, NonFiniteError, Step
+from growprune.weights import restore
 
 CHECKED_EVERY = 200
 """Steps between two looks at whether all was finite, on a GPU; until then a bad step has changed nothing."""
@@ -262,7 +263,7 @@ class Job:
         model, classes = self.config.model, self.images.classes
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.config.seed)
-            return models.restore(model, classes, weights) if weights else models.fresh(model, classes)
+            return restore(model, classes, weights) if weights else models.fresh(model, classes)
 
     def beginning(self, weights: str) -> str:
         """Where the first weights lie: the run's own copy, for theirs may have changed or gone since it began."""
