@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,8 +22,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from growprune import feeds, run, streaming
-from growprune.config import Train
+import growprune as gp
+from growprune import feeds, jobs, models, run, streaming
+from growprune.config import Prune, Train
 from growprune.data import Folder, load
 from growprune.distributed import World
 from growprune.errors import GrowpruneError
@@ -370,21 +373,39 @@ def test_a_gpu_that_is_not_there_is_refused(root: Path, made: Any) -> None:
 
 
 def test_its_speed_is_measured(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four workers are done at almost the same time, every 0.8 s: whole rounds are counted, wherever the time is up."""
     streamed, clock = made(root, batch=9), [0.0]
     assert streamed.images_per_second(0.1) > 0
 
     def batches(_: object) -> Iterator[None]:
+        each = max(1, streamed.workers)
         for number in itertools.count():
-            clock[0] += 3.0 if number < max(1, streamed.workers) else 0.2
+            round_ = 0.2 * each - 0.01 * (each - 1)
+            clock[0] += 3.0 if number < each else round_ if number % each == 0 else 0.01
             yield None
 
     monkeypatch.setattr(streamed, "_ahead", batches)
     monkeypatch.setattr(streamed, "_now", lambda: clock[0])
     for workers in (0, 4):
         streamed.workers, before = workers, clock[0]
-        assert streamed.images_per_second(6.0) == pytest.approx(9 / 0.2)
-        took = clock[0] - before - 3 * max(1, workers)
-        assert 6.0 <= took <= 6.41 + 0.2 * workers
+        assert streamed.images_per_second(5.615) == pytest.approx(9 / 0.2)
+        assert clock[0] - before - 3 * max(1, workers) < 7.3
+
+
+def test_who_reads_for_a_run_ends_with_it(root: Path, tmp_path: Path) -> None:
+    """Without the help of the garbage collector, which may come late: a caught exception can hold a job for long."""
+    gp.save(models.create("resnet20", 3), tmp_path / "net.safetensors")
+    config = Prune(
+        model="resnet20", data=str(root), weights=str(tmp_path / "net.safetensors"), schedule="oneshot", epochs=1,
+        batch=4, prune_batch=4, workers=1, resolution=SIZE, device="cpu", threads=1,
+    )  # fmt: skip
+    before = set(multiprocessing.active_children())
+    gc.disable()
+    try:
+        jobs.run(config, tmp_path / "run", quiet=True)
+        assert set(multiprocessing.active_children()) <= before
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_streamed_is_refused(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,6 @@ def grids(look: Look) -> list[Grid]:
 EXPERIMENT = Experiment(
     "causes",
     "what moves the accuracy at ratio 0.9",
-    tuple(Row(way.name, way.label, pair(way)) for way in WAYS),
+    tuple(Row(way.name, pair(way)) for way in WAYS),
     grids,
 )

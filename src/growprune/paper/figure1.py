@@ -78,7 +78,7 @@ def figures(look: Look) -> dict[str, bytes]:
 EXPERIMENT = Experiment(
     "figure1",
     "weights separate as the penalty grows",
-    tuple(Row(base.model, base.name, (watch(base),)) for base in WATCHED),
+    tuple(Row(base.model, (watch(base),)) for base in WATCHED),
     grids,
     figures,
 )

@@ -22,10 +22,9 @@ FEW = 12
 
 @dataclass(frozen=True)
 class Row:
-    """One line that can be run by itself: a label, its settings by column, and the paper's numbers."""
+    """One line that can be run by itself, and its settings by column."""
 
     name: str  # for --only
-    label: str
     settings: tuple[Setting, ...]
 
 
@@ -184,6 +183,14 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
     said = (*remarks, *((MARKED,) if any(map(any, found)) else ()), *warned(same))
     head = (corner, *(f"{column.ratio:g}" for column in columns))
     return Grid(title, head, lines, said, tuple(setting for column in columns for setting in column.settings))
+
+
+def contest(name: str, title: str, columns: Sequence[Versus], grids: Callable[[Look], list[Grid]]) -> Experiment:
+    """An experiment whose rows are such columns."""
+    rows = tuple(Row(column.name, column.settings) for column in columns)
+    return Experiment(
+        name, title, rows, grids, verdicts=lambda look: [each for column in columns for each in column.verdicts(look)]
+    )
 
 
 def speedup(*found: Found) -> str:

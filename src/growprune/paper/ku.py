@@ -66,7 +66,7 @@ EXPERIMENT = Experiment(
     "ku",
     "sensitivity to Ku",
     tuple(
-        Row(f"{base.model}-{ku}", f"{base.model}, Ku = {ku}", (setting(base, ku), once(base)))
+        Row(f"{base.model}-{ku}", (setting(base, ku), once(base)))
         for base, (_, columns, _) in PAPER.items()
         for ku in columns
     ),

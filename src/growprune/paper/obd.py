@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from growprune.paper.bars import Verdict
-from growprune.paper.grid import Experiment, Grid, Look, Row, Versus, versus
+from growprune.paper.grid import Grid, Look, Versus, contest, versus
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
 RATIOS = (0.7, 0.8, 0.9, 0.925, 0.95)
@@ -49,18 +48,6 @@ def grids(look: Look) -> list[Grid]:
     return [versus(titles[base], "global ratio (ours)", columns(base), look, (REMARK,)) for base in PAPER]
 
 
-def verdicts(look: Look) -> list[Verdict]:
-    return [verdict for base in PAPER for column in columns(base) for verdict in column.verdicts(look)]
-
-
-EXPERIMENT = Experiment(
-    "obd",
-    "the same comparison with OBD's criterion",
-    tuple(
-        Row(column.name, f"{base.model}, {column.ratio:g}", column.settings)
-        for base in PAPER
-        for column in columns(base)
-    ),
-    grids,
-    verdicts=verdicts,
+EXPERIMENT = contest(
+    "obd", "the same comparison with OBD's criterion", [column for base in PAPER for column in columns(base)], grids
 )

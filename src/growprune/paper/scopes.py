@@ -44,6 +44,6 @@ def grids(look: Look) -> list[Grid]:
 EXPERIMENT = Experiment(
     "scopes",
     "what the penalty touches: a filter's weights, or its whole path",
-    tuple(Row(f"{ratio:g}", f"ratio {ratio:g}", tuple(ways(ratio).values())) for ratio in RATIOS),
+    tuple(Row(f"{ratio:g}", tuple(ways(ratio).values())) for ratio in RATIOS),
     grids,
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from growprune.paper.bars import Verdict
-from growprune.paper.grid import Experiment, Grid, Look, Row, Versus, versus
+from growprune.paper.grid import Grid, Look, Versus, contest, versus
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
 PAPER: dict[Base, dict[float, tuple[float, tuple[float, float], tuple[float, float]]]] = {
@@ -51,18 +50,4 @@ def grids(look: Look) -> list[Grid]:
     return result
 
 
-def verdicts(look: Look) -> list[Verdict]:
-    return [verdict for base in PAPER for column in columns(base) for verdict in column.verdicts(look)]
-
-
-EXPERIMENT = Experiment(
-    "table1",
-    "one-shot against GReg-1",
-    tuple(
-        Row(column.name, f"{base.model}, ratio {column.ratio:g}", column.settings)
-        for base in PAPER
-        for column in columns(base)
-    ),
-    grids,
-    verdicts=verdicts,
-)
+EXPERIMENT = contest("table1", "one-shot against GReg-1", [column for base in PAPER for column in columns(base)], grids)

@@ -84,11 +84,7 @@ def remarks(base: Base, look: Look) -> tuple[str, ...]:
 EXPERIMENT = Experiment(
     "table2",
     "GReg-1 and GReg-2 beside other methods",
-    tuple(
-        Row(f"{base.model}-{setting.schedule}", f"{base.model}, {setting.schedule}", (setting,))
-        for base in OURS
-        for setting in both(base)
-    ),
+    tuple(Row(f"{base.model}-{setting.schedule}", (setting,)) for base in OURS for setting in both(base)),
     lambda look: [grid(base, look) for base in OURS],
     verdicts=lambda look: [verdict for base in OURS for verdict in (*near(base, look), order(base, look))],
 )

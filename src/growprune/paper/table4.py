@@ -42,6 +42,6 @@ def experiment(images: str) -> Experiment:
     return Experiment(
         "table4",
         "compression on ImageNet: single weights",
-        tuple(Row(setting.schedule, name, (setting,)) for name, setting in settings(images).items()),
+        tuple(Row(setting.schedule, (setting,)) for setting in settings(images).values()),
         lambda look: grids(images, look),
     )
