@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import choosing, convolutions, models, train
+from growprune import choosing, convolutions, evaluation, models, train
 from growprune import step as steps
 from growprune.choosing import choose, determinism
 from growprune.config import Prune, Train
@@ -835,3 +835,17 @@ def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
     kept = ["prune", "prune, if not deterministic"]
     assert found == [(False, 2, kept), (False, 2, kept), (True, 2, kept)]
     assert asked == [15_000, 15_000, 105_000, 105_000]  # with the same bits and without
+
+
+@pytest.mark.parametrize(
+    ("device", "shape", "size", "many"),
+    [
+        ("cpu", (3, 32, 32), 1, 1000),
+        ("cuda", (3, 32, 32), 1, 5461),
+        ("cuda:1", (3, 32, 32), 4, 1365),  # of four processes each needs one
+        ("cuda", (3, 224, 224), 1, 1000),
+    ],
+)
+def test_as_many_are_tested_at_once_as_a_gpu_likes(device: str, shape: tuple[int, ...], size: int, many: int) -> None:
+    images: Any = SimpleNamespace(device=device, shape=shape, world=World(0, size))
+    assert evaluation.test_batch(images) == many
