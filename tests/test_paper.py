@@ -47,7 +47,7 @@ ROWS = {
     "ku": "resnet56-5",
     "figure1": "resnet56",
     "scopes": "0.9",
-    "causes": "batch",
+    "causes": "batch-0.9",
     "table3": "resnet50-3.06",
     "table4": "greg1",
 }
@@ -312,7 +312,7 @@ def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> Non
         ("ku", 2, 12),
         ("figure1", 2, 2),
         ("scopes", 1, 6),
-        ("causes", 2, 11),
+        ("causes", 2, 33),
         ("table3", 2, 15),
         ("table4", 1, 3),
     ],

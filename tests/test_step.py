@@ -7,6 +7,7 @@ import gc
 import hashlib
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from growprune.distributed import World
 from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.reading import Part
 from growprune.report.progress import Progress
-from growprune.step import Choice, NonFiniteError, Step, mixed, put
+from growprune.step import Choice, NonFiniteError, Step, mixed, put, repeated
 from growprune.streaming import Streamed
 
 IMAGES, BATCH, SIZE, CLASSES = 40, 6, 8, 4
@@ -532,6 +533,48 @@ def test_many_networks_are_compiled_in_one_process(compilations: list[int]) -> N
         assert not differing(state(step), state(plain))
         alive.append(step)
     assert len(compilations) == 10
+
+
+class Block(nn.Module):
+    """What a network is made of, over and over."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inside(x).relu()
+
+
+def stacked(*widths: int) -> nn.Module:
+    """Blocks of these widths, a plain layer before each change."""
+    layers: list[nn.Module] = [nn.Flatten(), nn.Linear(192, widths[0])]
+    for before, width in zip((widths[0], *widths), widths, strict=False):
+        layers += [Block(width)] if before == width else [nn.Linear(before, width), Block(width)]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
+
+
+def test_a_network_of_blocks_is_compiled_block_by_block() -> None:
+    """The outermost ones of a kind that comes again and again; a network without such is compiled as a whole."""
+    assert Counter(type(m).__name__ for m in repeated(models.fresh("resnet56", 10))) == {"BasicBlock": 27}
+    assert Counter(type(m).__name__ for m in repeated(models.fresh("torchvision:resnet50", 10))) == {"Bottleneck": 16}
+    assert repeated(models.fresh("vgg19", 10)) == []
+    assert repeated(stacked(4, 4)) == [], "two are not many"
+    assert len(repeated(nn.Sequential(stacked(4, 4), stacked(4)))) == 3, "wherever they are"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+def test_blocks_alike_are_compiled_once(compilations: list[int]) -> None:
+    step, plain = made(fresh(lambda: stacked(4, 4, 4, 6, 6))), made(fresh(lambda: stacked(4, 4, 4, 6, 6)))
+    step.use(Choice(compiled=True))
+    for number in range(2):
+        step(number)
+        plain(number)
+        assert not differing(state(step), state(plain))
+        assert len(compilations) == 2, "one for either width"
+    assert all(block._compiled_call_impl is None for block in step.blocks), "outside a step it is called as it was"
+    step.use(Choice())
+    assert not step.blocks
 
 
 # -- which way is fastest ---------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -97,6 +98,7 @@ class Step:
         self.choice = Choice()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.trained: nn.Module = net
+        self.blocks: list[nn.Module] = []  # that are compiled one by one
         self.loss_of: Callable[[Step, Tensor, Tensor], Tensor] = Step.loss  # unbound: no cycle keeps a graph alive
         self.all_rates = torch.tensor(rates or [0.0], device=device) if self.cuda else torch.zeros(0)
         self.random = torch.Generator(device) if self.cuda else None  # what the captured step draws from
@@ -122,7 +124,7 @@ class Step:
     def once(self) -> None:
         """One step, eagerly, or into the graph that is being captured."""
         x, y = self.feed(self.count)
-        with convolutions.swapped(self.net, self.choice.kernels):
+        with convolutions.swapped(self.net, self.choice.kernels), compiled(self.blocks):
             loss = self.loss_of(self, x, y)
             if self.world.size > 1:  # DistributedDataParallel averages gradients on their way into .grad
                 self.optimizer.zero_grad()
@@ -200,7 +202,8 @@ class Step:
         if self.world.size > 1:
             with self.left_as_found():
                 self.trained = distributed.parallel(self.net, self.device, self.tried)
-        self.loss_of = compiled_loss() if choice.compiled else Step.loss
+        self.blocks = repeated(self.net) if choice.compiled else []
+        self.loss_of = compiled_loss() if choice.compiled and not self.blocks else Step.loss
 
     def tried(self, net: nn.Module) -> Tensor:
         self.trained = net
@@ -284,12 +287,48 @@ def alike(a: Tensor, b: Tensor) -> bool:
 
 
 def compiled_loss() -> Callable[[Step, Tensor, Tensor], Tensor]:
-    """The loss through torch.compile, once for all networks of the same shapes. After eight different ones it would
-    quietly go on without, so in a process of many runs the second run of one would not compute what the first did."""
+    """The loss through torch.compile, once for all networks of the same shapes."""
+    unlimited()
+    return torch.compile(Step.loss, dynamic=False)
+
+
+def unlimited() -> None:
+    """After eight different shapes torch would quietly go on without compiling, so in a process of many runs the second
+    run of one would not compute what the first did."""
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, 10_000)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 10_000)
-    return torch.compile(Step.loss, dynamic=False)
+
+
+REPEATED = 3
+"""Modules of one kind that make it worth to compile each by itself: all of the same shapes are then compiled once."""
+
+
+def repeated(net: nn.Module) -> list[nn.Module]:
+    """The blocks of a network that is made of them: the outermost modules of a kind that occurs several times."""
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    kinds = Counter(type(m) for m in net.modules() if next(m.children(), None) and not isinstance(m, containers))
+    found: list[nn.Module] = []
+    todo = [net]
+    while todo:
+        for child in todo.pop().children():
+            (found if kinds[type(child)] >= REPEATED else todo).append(child)
+    return found
+
+
+@contextmanager
+def compiled(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, these modules are called through torch.compile."""
+    blocks = list(blocks)
+    if blocks:
+        unlimited()
+    try:
+        for block in blocks:
+            block._compiled_call_impl = torch.compile(block._call_impl, dynamic=False)  # as block.compile() does it
+        yield
+    finally:
+        for block in blocks:
+            block._compiled_call_impl = None
 
 
 def mixed(*numbers: int) -> int:
