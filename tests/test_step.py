@@ -892,3 +892,19 @@ def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
 def test_as_many_are_tested_at_once_as_a_gpu_likes(device: str, shape: tuple[int, ...], size: int, many: int) -> None:
     images: Any = SimpleNamespace(device=device, shape=shape, world=World(0, size))
     assert evaluation.test_batch(images) == many
+
+
+def test_a_test_computes_as_its_step_does_or_exactly() -> None:
+    """An epoch's test with the step's precision and kernels; results in float32."""
+    asked = Train(model="growprune.demo:network", data="digits", device="cpu", threads=1, batch=64)
+    job = train.Job(asked, None, "cpu")
+    name, conv = next((n, m) for n, m in job.net.named_modules() if type(m) is nn.Conv2d)
+    seen: set[tuple[type, torch.dtype, bool]] = set()
+    conv.register_forward_hook(lambda module, _, out: seen.add((type(module), out.dtype, module.training)))
+    fast, exact = (convolutions.Aligned, torch.bfloat16, False), (nn.Conv2d, torch.float32, False)
+    for precision, exactly, kind in (("bf16", False, fast), ("bf16", True, exact), ("fp32", False, exact)):
+        job.step = SimpleNamespace(choice=Choice(precision, kernels={name: "aligned"}))  # type: ignore[assignment]
+        seen.clear()
+        job.test(job.net, exactly)
+        assert seen == {kind}
+        assert type(conv) is nn.Conv2d

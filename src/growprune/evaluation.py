@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from growprune import distributed
+from growprune import convolutions, distributed
 from growprune.compact import calibrate
 from growprune.config import Config
 from growprune.errors import GrowpruneError, line
@@ -21,14 +22,16 @@ TEST_BATCH, VALUES = 1000, 2**24
 values: 5,461 of CIFAR's."""
 
 
-def accuracy(net: nn.Module, images: Images, low: bool = False) -> float:
-    """On the test images, in percent, over all processes; `low`: in bfloat16 where autocast has it, else float32."""
+def accuracy(net: nn.Module, images: Images, kernels: Mapping[str, str] | None = None) -> float:
+    """On the test images, in percent, over all processes: in float32, or with the `kernels` of a step in bfloat16 as
+    that computes."""
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     right, seen = (torch.zeros((), device=images.device, dtype=torch.double) for _ in range(2))
-    cudnn = torch.backends.cudnn
-    exactly = cudnn.flags(True, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=low)
-    with torch.no_grad(), exactly, torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low):
+    low, cudnn = kernels is not None, torch.backends.cudnn
+    flags = cudnn.flags(True, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=low)
+    cast = torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low)
+    with torch.no_grad(), flags, cast, convolutions.swapped(net, kernels or {}):
         for x, y in images.tested(test_batch(images)):
             right += (net(x).argmax(1) == y).sum()
             seen += len(y)

@@ -321,8 +321,8 @@ class Job:
 
     def test(self, net: nn.Module, exact: bool = False) -> float:
         """Accuracy in percent; `exact`: in float32, whatever the training step computes in."""
-        low = not exact and self.step is not None and self.step.choice.precision == "bf16"
-        return evaluation.accuracy(net, self.images, low)
+        choice = Choice() if exact or self.step is None else self.step.choice
+        return evaluation.accuracy(net, self.images, choice.kernels if choice.precision == "bf16" else None)
 
     def estimated(self, net: nn.Module) -> nn.Module:
         return evaluation.estimated(net, self.images, self.sample_batch())
