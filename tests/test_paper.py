@@ -9,6 +9,7 @@ import html
 import io
 import itertools
 import json
+import os
 import re
 import runpy
 import shutil
@@ -30,12 +31,13 @@ import growprune as gp
 from growprune import GrowpruneError, data, models, paper
 from growprune.config import Prune, Train
 from growprune.paper import bars, imagenet, ku, obd, random, table1, table2, table3, table4
-from growprune.paper.comparison import Comparison, bars_met, compared
+from growprune.paper.comparison import Comparison, bars_met, compared, words
 from growprune.paper.grid import same_filters
-from growprune.paper.reproduce import Lab, forecast, missing, reproduce
+from growprune.paper.reproduce import Lab, began, forecast, missing, reproduce, same_images
 from growprune.paper.results import Found
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.recipe import schedule
+from growprune.run import in_use, lock
 from runs import Done, Shop, contents, steps, timeless, until
 
 REPOSITORY = Path(__file__).parents[1]
@@ -178,7 +180,42 @@ def test_a_folder_of_other_classes_gets_a_base_network_of_its_own(tmp_path: Path
     assert base.name == "resnet34-pets"
     found = base.config("short")
     assert (found.weights, found.epochs, found.weight_decay, found.normalize) == (None, 100, 1e-4, "imagenet")
-    assert "not ImageNet: 2 classes" in paper.find("table4", str(tmp_path / "pets")).grids(lambda _: Found(()))[0].title
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((), "not run here"),
+        ((1_281_167, 1_281_167), "here on ImageNet"),
+        ((9_469,), "here on pets, not ImageNet: 9,469 training images"),
+        ((1_281_167, 7), "here on pets, not ImageNet: 7 or 1,281,167 training images"),
+    ],
+)
+def test_a_title_says_on_which_images_it_was_run(numbers: tuple[int, ...], said: str) -> None:
+    """By the runs: the folder may be gone, and a small one of 1,000 classes is not ImageNet."""
+    facts = {"accuracy": {"final": 1.0, "best": 1.0, "base": 1.0}, "speedup": 1.0, "sparsity": 0.5}
+    found = Found(tuple({**facts, "images": {"train": n}, "config": {"seed": i}} for i, n in enumerate(numbers)))
+    assert imagenet.title("no/such/pets", [found, Found(())]) == said
+    for name in ("table3", "table4"):
+        assert paper.find(name, "no/such/pets").grids(lambda _: found)[0].title.endswith(f"; {said}")
+
+
+def test_another_folder_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    """Results are known by the folder's name."""
+    base = imagenet.base("resnet34", str(tmp_path / "pets"))
+    lab = Lab(tmp_path / "out", device="cpu")
+    (tmp_path / "pets" / "train" / "cat").mkdir(parents=True)
+    lab.out.mkdir()
+    for number, refused in ((200, False), (202, False), (203, True), (197, True)):
+        for i in range(200):
+            (tmp_path / "pets" / "train" / "cat" / f"{i}.jpg").touch()
+        lab.shelf.about(base).write_text(json.dumps({"images": {"train": number}}))
+        if refused:
+            with pytest.raises(GrowpruneError, match=rf"pets: 200 training images, but .*out holds .* on {number}"):
+                same_images(lab, [base])
+        else:
+            same_images(lab, [base])
+    same_images(lab, [RESNET56])
 
 
 def test_the_short_scale_differs_by_ku_alone() -> None:
@@ -220,6 +257,9 @@ def test_figure_1_ends_where_the_papers_iterations_do() -> None:
 def test_base_networks_are_trained_with_the_default_recipe() -> None:
     assert RESNET56.config("paper") == RESNET56.config("short") == Train(model="resnet56", data="cifar10", epochs=100)
     assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200)
+    found = VGG19.config("paper")
+    assert (found.lr, found.warm_up, found.batch) == ("cosine:0.2", 5.0, 256)
+    assert (found.weight_decay, found.momentum) == (5e-4, 0.9)
 
 
 def test_keys_are_those_that_results_are_kept_under() -> None:
@@ -459,7 +499,8 @@ def test_only_the_tables_of_the_rows_asked_for_are_shown(shop: Shop, shelf: Path
     shown = {name: len(found["grids"]) for name, (found, _) in said.items()}
     every = {name: len(paper.find(name).grids(lambda _: Found(()))) for name in paper.NAMES}
     assert shown == {**dict.fromkeys(paper.NAMES, 1)}
-    assert every == {**shown, "table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2}
+    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 3}
+    assert every == {**shown, **several}
     words = " ".join(shop.done(*command("table1", shelf, "--no-run", "--only", "resnet56-0.9,vgg19-0.8")).out.split())
     assert words.count("Table 1: ") == 2
     assert "Not all of it was run; missing: vgg19-0.8. Not asked for, nor run: resnet56-0.5, resnet56-0.7, " in words
@@ -583,11 +624,44 @@ def test_a_run_that_was_finished_but_not_shelved_is_shelved(shop: Shop, shelf: P
     """Killed in between: nothing is trained again."""
     out = bare(shelf, tmp_path / "out", ONCE)
     shutil.copytree(shelf / "runs" / GREG1, out / "runs" / GREG1)
-    config = (out / "runs" / GREG1 / "config.json").read_text()
-    (out / "runs" / GREG1 / "config.json").write_text(config.replace(str(shelf.resolve()), str(out.resolve())))
+    notes = out / "runs" / GREG1 / "metrics.jsonl"
+    notes.write_bytes(b'{"torn": \n' + notes.read_bytes())
     done = shop.done(*command("table1", out, "--only", "resnet56-0.9"))
     assert "finished before: nothing was done" in done.err
     assert read(out, GREG1) == read(shelf, GREG1)
+
+
+def test_a_shelf_can_be_moved_while_a_run_is_half_done(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    """Its base network then lies elsewhere; under the name of another one it is refused."""
+    old = bare(shelf, tmp_path / "old", ONCE)
+    broken_off(shop, command("ku", old, "--only", "resnet56-5"), old / "runs" / FIFTH, signal.SIGKILL, 60)
+    new = tmp_path / "new"
+    old.rename(new)
+    done = shop.done(*command("ku", new, "--only", "resnet56-5"))
+    assert "going on at step 60" in done.err
+    assert timeless(read(new, FIFTH)) == timeless(read(shelf, FIFTH))
+    network = tmp_path / "base-0123.safetensors"
+    assert began(new / "runs" / FIFTH, network) == network
+    assert began(tmp_path / "nothing", network) == network
+
+
+def test_what_another_process_is_doing_is_left_to_it(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    """All else is done, and the command says what it did not do."""
+    out = bare(shelf, tmp_path / "out")
+    (out / "runs" / GREG1).mkdir(parents=True)
+    assert not in_use(out / "runs" / GREG1)
+    held = lock(out / "runs" / GREG1)
+    try:
+        assert in_use(out / "runs" / GREG1)
+        done = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+    finally:
+        os.close(held)
+    assert done.code == 2
+    assert done.err.splitlines()[-1] == (
+        f"growprune: another process is at work on {GREG1}: give the same command when it is done"
+    )
+    assert read(out, ONCE)
+    assert not (out / f"{GREG1}.json").exists()
 
 
 def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tmp_path: Path) -> None:
@@ -653,7 +727,9 @@ def test_what_there_is_not_is_refused(shop: Shop, tmp_path: Path, given: tuple[s
 
 
 def of(*values: float) -> Found:
-    return Found(tuple({"accuracy": {"final": value, "best": value}} for value in values))
+    return Found(
+        tuple({"accuracy": {"final": value, "best": value}, "config": {"seed": i}} for i, value in enumerate(values))
+    )
 
 
 @pytest.mark.parametrize(
@@ -670,6 +746,12 @@ def of(*values: float) -> Found:
         (bars.order("", of(93.3), of(93.2)), "-0.10", True),
         (bars.order("", of(93.3), of(93.19)), "-0.11 ✗", False),
         (bars.order("", of(), of(93.19)), "", None),
+        (bars.gain("", of(90.0, 99.0), of(91.0), 2.0), "0.50", True),  # of the seed that both have
+        (bars.order("", of(93.3), of(93.2, 80.0)), "-0.10", True),
+        (bars.above("", of(93.0), of(93.01)), "+0.01", True),
+        (bars.above("", of(93.0), of(93.0, 99.0)), "+0.00 ✗", False),
+        (bars.above("", of(93.0), of()), "", None),
+        (bars.accuracy("", Found(of(80.0).runs, faithful=False), 93.0), "-13.00", None),
     ],
 )
 def test_bars(verdict: bars.Verdict, text: str, met: bool | None) -> None:
@@ -678,12 +760,41 @@ def test_bars(verdict: bars.Verdict, text: str, met: bool | None) -> None:
 
 def test_bars_are_asked_of_the_rows_they_are_for(tmp_path: Path) -> None:
     asked = {name: [verdict.bar for verdict in paper.find(name).verdicts(lambda _: of())] for name in paper.NAMES}
-    count = {name: [bar.count(each) for each in ("accuracy", "gain", "order")] for name, bar in asked.items() if bar}
+    kinds = ("accuracy", "gain", "order", "above")
+    count = {name: [bar.count(each) for each in kinds] for name, bar in asked.items() if bar}
     assert count == {
-        "table1": [20, 7, 0], "table2": [4, 0, 2], "obd": [0, 10, 0], "random": [4, 2, 0], "ku": [10, 0, 0],
+        "table1": [20, 7, 0, 0], "table2": [4, 0, 2, 0], "obd": [0, 10, 0, 0], "random": [4, 2, 0, 0],
+        "ku": [10, 0, 0, 0], "table3": [9, 0, 0, 4], "table4": [2, 0, 0, 2],
     }  # fmt: skip
-    grid = bars_met(Lab(tmp_path), [paper.find(name) for name in paper.NAMES])
-    assert [cells[1:] for cells in grid.lines] == [("38", "0", "0", "38"), ("19", "0", "0", "19"), ("2", "0", "0", "2")]
+    for scale, near in (("paper", "49"), ("short", "26")):  # Ku = 1: one-shot, table 2 and Ku's own rows are left
+        grid = bars_met(Lab(tmp_path, scale), [paper.find(name) for name in paper.NAMES])  # type: ignore[arg-type]
+        assert [cells[1:] for cells in grid.lines] == [(n, "0", "0", n) for n in (near, "19", "2", "6")]
+
+
+def test_a_mark_is_explained_by_the_bars_that_were_asked() -> None:
+    """Not by those of other tables: an accuracy that is not judged must not read as met."""
+    missed, met = bars.gain("", of(90.0), of(90.0), 2.0), bars.accuracy("", of(93.0), 93.0)
+    first = "✗ marks a missed bar: "
+    assert bars.marked([missed]) == (f"{first}less than half the paper's gain, at ratios of 0.7 and more.",)
+    assert bars.marked([met]) == (f"{first}at the paper's settings more than 0.3 below its mean.",)
+    assert len(bars.marked([missed, met])[0].split(", or ")) == 2
+    assert bars.marked([bars.gain("", of(), of(), 2.0), bars.accuracy("", Found(of(1.0).runs, False), 93.0)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "said"),
+    [
+        ("table1", "paper", "The paper's settings."),
+        ("table1", "short", "Ku = 1, everything else as the paper."),
+        ("table2", "short", "The paper's settings."),
+        ("ku", "short", "The paper's settings, apart from what each row names."),
+        ("scopes", "paper", "The paper's settings, apart from what each row names."),
+        ("causes", "short", "Ku = 1, everything else as the paper, apart from what each row names."),
+        ("table3", "short", "Ku = 1 and Ks = 4,000 instead of 40,000, everything else as the paper."),
+    ],
+)
+def test_a_table_says_how_it_stands_to_the_papers_settings(name: str, scale: Scale, said: str) -> None:
+    assert words(paper.find(name), scale) == said
 
 
 def test_a_missed_bar_is_marked_where_it_is_meant() -> None:

@@ -9,6 +9,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,15 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import choosing, convolutions, evaluation, models, train
+from growprune import choosing, convolutions, evaluation, jobs, models, train
 from growprune import step as steps
 from growprune.choosing import choose, determinism
-from growprune.config import Prune, Train
+from growprune.config import Config, Prune, Train
 from growprune.data import Dataset, Normal, Resident, load
 from growprune.distributed import World
 from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.reading import Part
 from growprune.report.progress import Progress
+from growprune.run import Folder
 from growprune.step import Choice, NonFiniteError, Step, mixed, put, repeated
 from growprune.streaming import Streamed
 
@@ -677,10 +679,12 @@ def test_whichever_it_is(kernels: list[bool], changed: dict[Any, Any], right: tu
         ({"layout": PLAIN}, ("bf16", PLAIN, False)),
         ({"precision": "fp32", "layout": LAST}, ("fp32", LAST, False)),
         ({"kernels": "off"}, ("bf16", LAST, False)),
+        ({"kernels": "on"}, ("bf16", LAST, True)),
     ],
 )
 def test_what_is_asked_for_stays(kernels: list[bool], fixed: dict[str, str], right: tuple[str, str, bool]) -> None:
-    trial = Trial(TIMES)
+    slower = {("bf16", LAST, True, False): 9.0} if fixed.get("kernels") == "on" else {}
+    trial = Trial({**TIMES, **slower})
     best = choose(trial, asked(**fixed), 100, print)  # type: ignore[arg-type]
     assert (best.precision, best.layout, bool(best.kernels)) == right
     for place, name in enumerate(("precision", "layout")):
@@ -908,3 +912,19 @@ def test_a_test_computes_as_its_step_does_or_exactly() -> None:
         job.test(job.net, exactly)
         assert seen == {kind}
         assert type(conv) is nn.Conv2d
+
+
+def test_side_by_side_on_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The run itself may go on on any."""
+    seen: list[tuple[str, str]] = []
+
+    def job(config: Config, folder: Folder, device: str, **_: Any) -> None:
+        seen.append((config.device, device))
+        raise gp.GrowpruneError("enough")
+
+    monkeypatch.setattr(jobs, "usable", lambda name: name)
+    monkeypatch.setattr(jobs, "surroundings", lambda _: nullcontext())
+    monkeypatch.setattr(jobs, "Job", job)
+    with pytest.raises(gp.GrowpruneError, match="enough"):
+        jobs.side_by_side([(Train(model="resnet20", data="digits", device="cuda:1"), tmp_path / "run")], 2, quiet=True)
+    assert seen == [("cuda", "cuda:1")]

@@ -37,7 +37,7 @@ def choose(step: Step, asked: Config, steps: int, say: Callable[[str], None]) ->
         except torch.cuda.OutOfMemoryError:
             found = math.inf
         step.graph = None
-        return Choice(choice.precision, choice.layout, choice.compiled, choice.kernels, found)
+        return replace(choice, ms=found)
 
     layouts = ["channels_last", "contiguous"] if asked.layout == "auto" else [asked.layout]
     precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
@@ -53,8 +53,9 @@ def choose(step: Step, asked: Config, steps: int, say: Callable[[str], None]) ->
         example = step.feed.normalized(step.feed(step.count)[0], torch.bfloat16)
         found = convolutions.faster(step.net, example, by_rule or asked.kernels == "on")
         if found:
-            tried = trial(Choice(best.precision, best.layout, False, found))
-            best = tried if by_rule and pace(tried) < math.inf else min([best, tried], key=pace)
+            ours = trial(Choice(best.precision, best.layout, False, found))
+            fixed = (by_rule or asked.kernels == "on") and pace(ours) < math.inf
+            best = ours if fixed else min([best, ours], key=pace)
     long = not by_rule and steps * pace(best) / 1e3 > WORTH_COMPILING
     if pace(best) < math.inf and (asked.compile == "on" or (asked.compile == "auto" and long)):
         best = compiled(best, trial, asked.compile == "on", say)

@@ -345,7 +345,8 @@ def reproduce(
 
     images = asked.images or str(Path(asked.data_dir) / "imagenet")
     experiment, only = paper.find(name, images), [row.strip() for row in asked.only.split(",") if row.strip()]
-    options = {key: getattr(asked, key) for key in ("data_dir", "compile", "deterministic")}
+    handed = ("data_dir", "precision", "layout", "compile", "kernels", "deterministic")
+    options = {key: getattr(asked, key) for key in handed}
     lab = Lab(Path(asked.out), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
     experiment.settings(only)  # a row that is not there is refused, with --no-run too

@@ -238,7 +238,10 @@ class Reproduce(Options):
     )
     out: str = option("runs/paper", "Folder of all that was run; what is there is not run again.", metavar="FOLDER")
     device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")
+    precision: Literal["auto", "bf16", "fp32"] = option("auto", "Of the training step (auto is the faster)")
+    layout: Literal["auto", "channels_last", "contiguous"] = option("auto", "Of images and weights in memory")
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)")
+    kernels: Literal["auto", "on", "off"] = option("auto", "Our convolutions for few or odd channels (CUDA)")
     deterministic: bool = option(False, "The same bits each time on a GPU too; slower.")
     run: bool = option(True, "Do what is missing; else only show what is there, and write nothing.")
 

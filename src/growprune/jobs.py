@@ -98,9 +98,10 @@ def side_by_side(
     """Several runs on one GPU, `parallel` at a time, each giving what it gives alone; `finished` hears of each."""
     if not configs:
         return []
-    configs = [(replace(each, device=usable(each.device).partition(":")[0]), out) for each, out in configs]
-    if len({(each.device, each.deterministic, each.threads) for each, _ in configs}) > 1:
+    if len({(usable(each.device), each.deterministic, each.threads) for each, _ in configs}) > 1:
         raise GrowpruneError("side by side, all runs need the same --device, --deterministic and --threads")
+    device = usable(configs[0][0].device)
+    configs = [(replace(each, device=device.partition(":")[0]), out) for each, out in configs]
     results: dict[int, dict[str, Any]] = {}
     queue = list(enumerate(configs))
     folders: list[Folder] = []
@@ -113,7 +114,7 @@ def side_by_side(
             finished(out)
             return None
         progress = screens.enter_context(Progress(out.name, quiet))
-        return Job(config, folder, config.device, progress=progress, measured=measured)
+        return Job(config, folder, device, progress=progress, measured=measured)
 
     def jobs() -> Iterator[Job]:
         for number, (config, out) in queue:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +59,7 @@ def environment(device: str, world: int) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else platform.machine()
     return {
         "growprune": __version__,
+        "source": source(),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": device.partition(":")[0],
@@ -64,6 +68,15 @@ def environment(device: str, world: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "world": world,
     }
+
+
+@cache
+def source() -> str:
+    """Tells the code that ran from any other: a hash of this package's files, of whatever commit."""
+    here = Path(__file__).parent
+    files = sorted(here.rglob("*.py"))
+    parts = (f"{path.relative_to(here).as_posix()}\0{path.read_text()}\0" for path in files)
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
 
 
 def shown(choice: Mapping[str, Any]) -> dict[str, Any]:

@@ -185,12 +185,7 @@ class Folder:
         return GrowpruneError(f"{path}: cannot be written: {error.strerror}; {saved}")
 
     def notes(self) -> list[dict[str, Any]]:
-        """All that can be read: a damaged line must not keep a run from its end."""
-        path, found = self.path / NOTES, []
-        for line in path.read_bytes().splitlines() if path.exists() else ():
-            with suppress(ValueError):
-                found.append(json.loads(line))
-        return [note for note in found if isinstance(note, dict)]
+        return read_notes(self.path)
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -234,6 +229,26 @@ def lock(path: Path) -> int:
             raise ElsewhereError(f"{busy}, or {ANOTHER}", busy) from error
         raise GrowpruneError(f"{path}: cannot be locked: {error.strerror}; {ANOTHER}") from error
     return found
+
+
+def in_use(path: Path) -> bool:
+    """Does another process hold this folder now?"""
+    if not (path / LOCK).exists():
+        return False
+    try:
+        os.close(lock(path))
+    except ElsewhereError:
+        return True
+    return False
+
+
+def read_notes(folder: Path) -> list[dict[str, Any]]:
+    """All that can be read: a damaged line must not keep a run from its end."""
+    path, found = folder / NOTES, []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [note for note in found if isinstance(note, dict)]
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def grid(ratio: float, look: Look) -> Grid:
         start = f"{(greg or once).mean('base'):.2f}" if greg or once else ""
         lines.append((way.label, start, once.text(), greg.text(), gain(greg, once)))
     head = ("", "base", "one-shot", "GReg-1", "gain")
-    return Grid(f"Causes: resnet56 on cifar10, ratio {ratio}", head, tuple(lines))
+    settings = tuple(setting for way in WAYS for setting in pair(way, ratio))
+    return Grid(f"Causes: resnet56 on cifar10, ratio {ratio}", head, tuple(lines), settings=settings)
 
 
 EXPERIMENT = Experiment(

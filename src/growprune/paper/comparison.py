@@ -31,15 +31,17 @@ def words(experiment: Experiment, scale: Scale) -> str:
     """How what was run stands to the paper's settings."""
     if scale == "smoke":
         return "Small networks on small images: this shows that all works, and nothing else."
+    changed: dict[str, None] = {}
     settings = experiment.settings()
-    if scale == "paper" or all(setting.at(scale) == "paper" for setting in settings):
-        return "The paper's settings."
-    changed = {"Ku = 1" if setting.ku is None else "" for setting in settings}
-    for recipe in {id(setting.base.recipe): setting.base.recipe for setting in settings}.values():
-        if (paper := recipe.prune.get("ks", recipe.short_ks)) != recipe.short_ks:
-            changed.add(f"Ks = {recipe.short_ks:,} instead of {paper:,}")
-    said = " and ".join(sorted(changed - {""}))
-    return f"{said}, everything else as the paper." if said else "The paper's settings."
+    for setting in settings:
+        if setting.schedule == "oneshot":
+            continue
+        here, paper = (setting.config(each, 0, Path()) for each in (scale, "paper"))
+        changed |= {f"Ku = {here.ku}": None} if here.ku != paper.ku else {}
+        changed |= {f"Ks = {here.ks:,} instead of {paper.ks:,}": None} if here.ks != paper.ks else {}
+    said = f"{' and '.join(changed)}, everything else as the paper" if changed else "The paper's settings"
+    named = any(setting.ku or setting.other or setting.base.mark or setting.scope != "filter" for setting in settings)
+    return f"{said}{', apart from what each row names' if named else ''}."
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,8 @@ def bars_met(lab: Lab, experiments: Sequence[Experiment]) -> Grid:
     """How often each bar was met, and where it was missed."""
     lines, missed = [], []
     verdicts = [(each.name, verdict) for each in experiments for verdict in each.verdicts(lab.look)]
-    for bar, words in BARS.items():
-        asked = [(name, verdict) for name, verdict in verdicts if verdict.bar == bar]
+    for bar, (words, _) in BARS.items():
+        asked = [(name, verdict) for name, verdict in verdicts if verdict.bar == bar and verdict.asked]
         counts = [sum(verdict.met is state for _, verdict in asked) for state in (True, False, None)]
         lines.append((words, str(len(asked)), *map(str, counts)))
         missed += [f"{name} {verdict.row} ({bar}: {verdict.value})" for name, verdict in asked if verdict.met is False]

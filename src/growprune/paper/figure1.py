@@ -14,6 +14,7 @@ from typing import Any
 
 from growprune.paper.grid import Experiment, Grid, Look, Row
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
+from growprune.paper.table1 import ratios
 
 WATCHED: dict[Base, tuple[str, tuple[int, ...]]] = {  # the layer of row 2, and its iterations
     RESNET56: ("layer2.3.conv1", (0, 5_000, 10_000, 15_000, 30_000)),
@@ -22,8 +23,7 @@ WATCHED: dict[Base, tuple[str, tuple[int, ...]]] = {  # the layer of row 2, and 
 
 
 def watch(base: Base) -> Setting:
-    written = "[0, 0.5, 0.5, 0.5]" if base is RESNET56 else "[0:0, 1-15:0.5]"
-    return Setting(base, "greg2", written, watched=WATCHED[base][0], paper_scale=True)
+    return Setting(base, "greg2", ratios(base, 0.5), watched=WATCHED[base][0], paper_scale=True)
 
 
 def nearest(notes: list[dict[str, Any]], step: float) -> dict[str, Any]:

@@ -92,7 +92,9 @@ def published(mean: float, spread: float | None = None) -> str:
 
 
 def gain(found: Found, other: Found) -> str:
-    return f"{found.mean() - other.mean():+.2f}" if found and other else ""
+    """Over the seeds that both have."""
+    found, other = found.paired(other)
+    return f"{found.mean() - other.mean():+.2f}" if found else ""
 
 
 def drop(start: float | None, end: float) -> str:
@@ -112,9 +114,6 @@ def here(name: str, found: Found, last: str) -> list[tuple[str, ...]]:
         (f"{name}, here: last epoch", f"{start:.2f}", found.text(), drop(start, found.mean()), last),
         (f"{name}, here: best epoch on the test set", "", found.text("best"), "", ""),
     ]
-
-
-MARKED = "✗ marks a missed bar: more than 0.3 below the paper's mean, or less than half its gain at 0.7 and above."
 
 
 # -- one-shot against GReg-1 -----------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
         ("gain here / gain paper", *shown(shares)),
         ("the same filters removed", *same),
     )
-    said = (*remarks, *((MARKED,) if any(map(any, found)) else ()), *warned(same))
+    said = (*remarks, *bars.marked(each for column in held for each in column), *warned(same))
     head = (corner, *(f"{column.ratio:g}" for column in columns))
     return Grid(title, head, lines, said, tuple(setting for column in columns for setting in column.settings))
 

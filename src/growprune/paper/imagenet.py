@@ -6,11 +6,13 @@ of other classes (Imagenette) gets base networks of its own first, and tables th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from growprune.models import BasicBlock
+from growprune.paper.results import Found
 from growprune.paper.setting import IMAGENET, Base
 
 CLASSES = 1000
@@ -41,10 +43,18 @@ def classes(images: str) -> int:
     return sum(path.is_dir() for path in train.iterdir()) if train.is_dir() else CLASSES
 
 
-def title(images: str) -> str:
-    """What the images are, for a table's head."""
-    name = Path(images).name
-    return "ImageNet" if classes(images) == CLASSES else f"{name}, not ImageNet: {classes(images)} classes"
+IMAGES = 1_281_167
+"""To train on, in ImageNet."""
+
+
+def title(images: str, found: Iterable[Found]) -> str:
+    """On what it was run, for a table's head: by the runs, for the folder may be gone, or another."""
+    numbers = sorted({run["images"]["train"] for each in found for run in each.runs})
+    if not numbers:
+        return "not run here"
+    if numbers == [IMAGES]:
+        return "here on ImageNet"
+    return f"here on {Path(images).name}, not ImageNet: {' or '.join(f'{n:,}' for n in numbers)} training images"
 
 
 class SmallResNet(nn.Module):

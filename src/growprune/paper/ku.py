@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
-from growprune.paper.grid import MARKED, Experiment, Grid, Look, Row, best, published, same_filters, warned
+from growprune.paper.grid import Experiment, Grid, Look, Row, best, published, same_filters, warned
 from growprune.paper.results import Found
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 from growprune.paper.table1 import ratios
@@ -51,7 +51,7 @@ def grids(look: Look) -> list[Grid]:
             ("the same filters as one-shot", *same, ""),
         )
         head = ("Ku", *map(str, columns), "one-shot")
-        remarks = (*((MARKED,) if any([*found, plain]) else ()), *warned(same))
+        remarks = (*bars.marked([*near(base, look), beside(base, plain)]), *warned(same))
         title = f"Ku: GReg-1, {base.model} on {base.data}, ratio {ratio:g}"
         shown = (*(setting(base, ku) for ku in columns), once(base))
         result.append(Grid(title, head, lines, remarks, shown))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
 from growprune.paper.grid import (
-    MARKED,
     Experiment,
     Grid,
     Look,
@@ -76,7 +75,8 @@ def grid(base: Base, look: Look) -> Grid:
     lines.append(("the same filters removed", *same, same_filters(once, greg)))
     head = ("", *(f"pick {seed + 1}" for seed in picks), "mean")
     title = f"Random picks: {base.model} on {base.data}, ratio {RATIO[base]:g}"
-    return Grid(title, head, tuple(lines), (*((MARKED,) if any(found) else ()), *warned(same)), pair(base))
+    remarks = (*bars.marked([*near(base, look), share(base, look)]), *warned(same))
+    return Grid(title, head, tuple(lines), remarks, pair(base))
 
 
 EXPERIMENT = Experiment(

@@ -16,13 +16,14 @@ from typing import Any
 from growprune import data
 from growprune.config import Config, Prune
 from growprune.distributed import launched
+from growprune.errors import GrowpruneError
 from growprune.jobs import run, side_by_side, usable
 from growprune.paper.grid import Experiment
 from growprune.paper.results import Found, Ground, Shelf
-from growprune.paper.setting import Base, Scale, Setting
+from growprune.paper.setting import KINDS, Base, Scale, Setting
 from growprune.recipe import schedule
 from growprune.report import duration
-from growprune.run import read_json
+from growprune.run import CONFIG, in_use, read_config, read_json
 
 Wanted = list[tuple[Setting, int]]
 """Settings and seeds."""
@@ -74,6 +75,7 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
     bases = list(dict.fromkeys(setting.base for setting, _ in wanted))
     untrained = [base for base in bases if lab.shelf.ground(base) is None]
     have_images(lab, bases)
+    same_images(lab, bases)
     lab.say(forecast(lab, untrained, wanted))
     train(lab, untrained)
     prune(lab, wanted, {base: ground for base in bases if (ground := lab.shelf.ground(base)) is not None})
@@ -87,6 +89,24 @@ def have_images(lab: Lab, bases: Sequence[Base]) -> None:
             data.load(name, lab.options.get("data_dir"))
 
 
+def same_images(lab: Lab, bases: Sequence[Base]) -> None:
+    """A folder is known by its name: of another one of that name, results must not be taken for this one's."""
+    for base in bases:
+        config, about = lab.base_config(base), lab.shelf.about(base)
+        if not about.exists() or not Path(config.data).is_dir():
+            continue
+        before, now = read_json(about)["images"]["train"], available(config)
+        if abs(before - now) > ROOM * now:
+            raise GrowpruneError(
+                f"{config.data}: {now:,} training images, but {lab.out} holds runs of {base.name} on {before:,}: "
+                "give another --out"
+            )
+
+
+ROOM = 0.01
+"""By how much a folder may have changed: a few files more or fewer."""
+
+
 def train(lab: Lab, bases: Sequence[Base]) -> None:
     """Base networks, each once for all runs."""
     folders = {lab.shelf.training(base): base for base in bases}
@@ -97,24 +117,36 @@ def train(lab: Lab, bases: Sequence[Base]) -> None:
 def prune(lab: Lab, wanted: Wanted, grounds: dict[Base, Ground]) -> None:
     folders = {lab.shelf.folder(setting, seed): (setting, seed) for setting, seed in wanted}
     plans = [
-        (lab.config(setting, seed, grounds[setting.base].file.resolve()), folder)
+        (lab.config(setting, seed, began(folder, grounds[setting.base].file)), folder)
         for folder, (setting, seed) in folders.items()
     ]
 
     def shelve(folder: Path) -> None:
         setting, seed = folders[folder]
-        lab.shelf.keep(setting, seed, grounds[setting.base], lab.at_once)
+        lab.shelf.keep(setting, seed, grounds[setting.base], min(lab.at_once, len(plans)))
 
     perform(lab, plans, shelve)
 
 
+def began(folder: Path, network: Path) -> Path:
+    """Where the base network lay when the run in this folder began, if its name, which holds its hash, is the same:
+    the shelf may have been moved since."""
+    there = Path(read_config(folder).get("weights") or "") if (folder / CONFIG).exists() else network
+    return there if there.name == network.name and there.is_absolute() else network.resolve()
+
+
 def perform(lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[Path], None]) -> None:
-    """Runs, one after another or several at a time; `finished` hears of each."""
+    """Runs, one after another or several at a time; `finished` hears of each. What another process is doing is left to
+    it, and said in the end."""
+    taken = [folder.name for _, folder in plans if not launched() and in_use(folder)]
+    plans = [(config, folder) for config, folder in plans if folder.name not in taken]
     if lab.at_once > 1:
         side_by_side(plans, lab.at_once, finished=finished)
-        return
-    for config, folder in plans:
-        run(config, folder, label=folder.name, finished=finished)
+    else:
+        for config, folder in plans:
+            run(config, folder, label=folder.name, finished=finished)
+    if taken:
+        raise GrowpruneError(f"another process is at work on {', '.join(taken)}: give the same command when it is done")
 
 
 # -- how long --------------------------------------------------------------------------------------------------------
@@ -154,9 +186,9 @@ def available(config: Config) -> int:
 def pace(lab: Lab, base: Base) -> float:
     """Seconds an image, of several runs that advance at once each one's share."""
     device = usable(lab.device).partition(":")[0]
-    past = [read_json(path) for path in lab.out.glob(f"{base.named(lab.scale)}-*.json")]
+    past = [read_json(path) for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json")]
     same: list[float] = [
-        each["seconds"] / shown / each["parallel"]
+        each["seconds"] / shown / each.get("parallel", 1)
         for each in past
         if each["environment"]["device"] == device and (shown := trained_on(each))
     ]

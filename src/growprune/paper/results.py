@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from growprune.errors import GrowpruneError
 from growprune.paper.setting import Base, Scale, Setting
-from growprune.run import CONFIG, MODEL, NOTES, RESULT, read_json
+from growprune.run import CONFIG, MODEL, RESULT, read_json, read_notes
 from growprune.storage import write_whole
 
 MOST_SEEDS = 10
@@ -57,7 +56,8 @@ class Shelf:
     def found(self, setting: Setting) -> Found:
         """What there is of a setting."""
         files = [self.file(setting, seed) for seed in range(MOST_SEEDS)]
-        return Found(tuple(read_json(path) for path in files if path.exists()))
+        faithful = setting.key(self.scale, 0) == setting.key("paper", 0)
+        return Found(tuple(read_json(path) for path in files if path.exists()), faithful)
 
     def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
         """Put a finished run on the shelf."""
@@ -86,14 +86,13 @@ class Shelf:
     def keep_base(self, base: Base) -> None:
         """Put a base network on the shelf, under its hash."""
         folder = self.training(base)
-        sha256 = digest(folder / MODEL)
+        network = (folder / MODEL).read_bytes()
+        sha256 = hashlib.sha256(network).hexdigest()
         place = self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
         place.parent.mkdir(parents=True, exist_ok=True)
-        partial = place.with_suffix(".partial")
-        shutil.copyfile(folder / MODEL, partial)
-        partial.replace(place)
+        write_whole(place, network)
         facts = slim(folder)
-        notes = [note["accuracy"] for note in notes_of(folder)]
+        notes = [note["accuracy"] for note in read_notes(folder)]
         put(
             self.about(base),
             facts | {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes},
@@ -102,12 +101,26 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of one setting that are done."""
+    """The runs of one setting that are done; `faithful`: at the paper's settings."""
 
     runs: tuple[dict[str, Any], ...]
+    faithful: bool = True
 
     def __bool__(self) -> bool:
         return bool(self.runs)
+
+    def paired(self, other: Found) -> tuple[Found, Found]:
+        """Of both only what has the same seeds: one's luck must not be held against the other."""
+        common = self.seeds & other.seeds
+        one, two = (
+            replace(each, runs=tuple(run for run in each.runs if run["config"]["seed"] in common))
+            for each in (self, other)
+        )
+        return one, two
+
+    @property
+    def seeds(self) -> set[int]:
+        return {run["config"]["seed"] for run in self.runs}
 
     def values(self, which: str) -> list[float]:
         return [run["accuracy"][which] for run in self.runs]
@@ -140,7 +153,7 @@ def slim(folder: Path) -> dict[str, Any]:
 
 def course(folder: Path, setting: Setting) -> dict[str, Any]:
     """How it went: accuracy at every epoch's end of fine-tuning, and while λ grew."""
-    notes = notes_of(folder)
+    notes = read_notes(folder)
     pushed = [note for note in notes if note["stage"] == "prune" and note["phase"] != "removal"]
     found: dict[str, Any] = {
         "course": [note["accuracy"] for note in notes if note["stage"] == "finetune"],
@@ -173,10 +186,6 @@ def separation(notes: Sequence[dict[str, Any]], watched: str) -> list[dict[str, 
         }
         for note in notes
     ]
-
-
-def notes_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(text) for text in (folder / NOTES).read_bytes().splitlines()]
 
 
 def put(file: Path, what: dict[str, Any]) -> None:

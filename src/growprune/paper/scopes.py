@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from growprune.paper.grid import Experiment, Grid, Look, Row
+from growprune.paper.grid import Experiment, Grid, Look, Row, best
 from growprune.paper.results import Found
 from growprune.paper.setting import RESNET56, Setting
 from growprune.paper.table1 import ratios
@@ -32,8 +32,7 @@ def grids(look: Look) -> list[Grid]:
         for name, setting in ways(ratio).items():
             found = look(setting)
             removal = [found.text(which) if found else "" for which in ("before_removal", "after_removal")]
-            best = found.text("best") if found else ""
-            lines.append((name, *removal, after(found, EPOCH), found.text(), best, str(len(found.runs))))
+            lines.append((name, *removal, after(found, EPOCH), found.text(), best(found), str(len(found.runs))))
         head = ("", "before removal", "after removal", f"epoch {EPOCH}", "last epoch", "best on the test set", "runs")
         remark = "Before and after removal with batch-norm statistics estimated anew on training images."
         title = f"Scopes: resnet56 on cifar10, ratio {ratio:g}"

@@ -1,7 +1,7 @@
 """What the paper ran: its networks, its ways to prune them, and what these come to at three scales.
 
 paper   the paper's own numbers                          overnight on one GPU
-short   Ku = 1, everything else as the paper             an hour or two
+short   Ku = 1, everything else as the paper             an hour or two    (ImageNet's: Ks too)
 smoke   small networks on small images, a few steps      minutes on a CPU; says that it works, nothing else
 """
 
@@ -11,13 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from growprune.config import Prune, Train
 
 Scale = Literal["paper", "short", "smoke"]
+Kind = Literal["oneshot", "greg1", "greg2"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,7 @@ IMAGENET = Recipe(
 
 @dataclass(frozen=True)
 class Base:
-    """A network to prune, and how it is come by: trained here, with a cosine instead of the paper's steps, or with
-    weights that torchvision publishes."""
+    """A network to prune, and how it is come by: trained here, or with weights that torchvision publishes."""
 
     model: str
     data: str  # a name, or a folder
@@ -96,7 +97,7 @@ class Setting:
     """One way to prune one network; what is None is the paper's, or the scale's."""
 
     base: Base
-    schedule: Literal["oneshot", "greg1", "greg2"]
+    schedule: Kind
     ratios: str | None = None
     global_ratio: float | None = None
     criterion: Literal["l1", "obd", "random"] = "l1"
@@ -118,7 +119,7 @@ class Setting:
         return self.ku or (self.base.recipe.ku if self.at(scale) == "paper" else 1)
 
     def config(self, scale: Scale, seed: int, weights: Path, **more: Any) -> Prune:
-        """The run it comes to."""
+        """The run it comes to; `more` are options that hold where it has none of its own."""
         scale = self.at(scale)
         own = ("schedule", "ratios", "global_ratio", "criterion", "scope", "granularity", "ignore")
         options: dict[str, Any] = {key: getattr(self, key) for key in own}
@@ -132,7 +133,7 @@ class Setting:
         where: dict[str, Any] = {"model": base.model, "data": base.data, "threads": base.threads}
         options |= {"ignore": ""} if scale == "smoke" else {}  # its network has no such layers
         options |= {key: value for key, value in self.other if scale != "smoke" or key not in SMOKE}
-        return Prune(seed=seed, weights=str(weights), **where, **options, **more)
+        return Prune(seed=seed, weights=str(weights), **{**more, **where, **options})
 
     def key(self, scale: Scale, seed: int) -> str:
         """The name of its run, the same wherever the same run is asked for, at whatever scale.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from growprune.paper import imagenet
+from growprune.paper import bars, imagenet
+from growprune.paper.bars import Verdict
 from growprune.paper.grid import Experiment, Grid, Look, Row, drop, here, speedup
-from growprune.paper.setting import Setting
+from growprune.paper.setting import Kind, Setting
 
 SKIPPED = ",".join(f"layer{block}.conv1" for block in ("1.0", "2.0", "2.3", "3.0", "3.5"))
 """Blocks of ResNet34 that stay whole, as in L1 (pruned-B)."""
@@ -40,15 +42,14 @@ LEVELS = (
     Level("resnet50", 3.06, "[0, 0.68, 0.68, 0.68, 0.5]", 73.75, 73.90,
           (("IncReg", 75.60, 71.07, 3.00), ("Taylor-FO", 76.18, 71.69, 3.05))),
 )  # fmt: skip
-WAYS = {"one-shot": "oneshot", "GReg-1": "greg1", "GReg-2": "greg2"}
+WAYS: dict[str, Kind] = {"one-shot": "oneshot", "GReg-1": "greg1", "GReg-2": "greg2"}
+FAST = 2.56
+"""From here on up both methods are to be above one-shot."""
 
 
 def settings(level: Level, images: str) -> dict[str, Setting]:
     base = imagenet.base(level.network, images)
-    return {
-        name: Setting(base, schedule, level.ratios, ignore=level.ignore)  # type: ignore[arg-type]
-        for name, schedule in WAYS.items()
-    }
+    return {name: Setting(base, schedule, level.ratios, ignore=level.ignore) for name, schedule in WAYS.items()}
 
 
 def grid(level: Level, images: str, look: Look) -> Grid:
@@ -64,9 +65,34 @@ def grid(level: Level, images: str, look: Look) -> Grid:
     for name, setting in ways.items():
         found = look(setting)
         lines += here(name, found, speedup(found))
-    title = f"Table 3: {level.network} at {level.speedup:.2f}×; here on {imagenet.title(images)}"
+    title = f"Table 3: {level.network} at {level.speedup:.2f}×; {imagenet.title(images, map(look, ways.values()))}"
     head = ("method", "base", "pruned", "drop", "speed-up")
-    return Grid(title, head, tuple(lines), settings=tuple(ways.values()))
+    judged = above(f"{level.network}-{level.speedup}", ways, look) if level.speedup >= FAST else []
+    return Grid(title, head, tuple(lines), beside(judged), tuple(ways.values()))
+
+
+def above(row: str, ways: Mapping[str, Setting], look: Look) -> list[Verdict]:
+    """How GReg-1 and GReg-2 stand to one-shot."""
+    once, *others = ways.items()
+    return [bars.above(f"{row} {name}", look(once[1]), look(setting)) for name, setting in others]
+
+
+def beside(judged: Sequence[Verdict]) -> tuple[str, ...]:
+    """The same in words, under a table."""
+    said = [f"{verdict.row.rpartition(' ')[2]} − one-shot: {verdict.text}." for verdict in judged if verdict.value]
+    return *said, *bars.marked(judged)
+
+
+def verdicts(images: str, look: Look) -> list[Verdict]:
+    """Above one-shot where much is pruned; on ImageNet itself also the paper's accuracies."""
+    found = []
+    for level in LEVELS:
+        row, ways = f"{level.network}-{level.speedup}", settings(level, images)
+        found += above(row, ways, look) if level.speedup >= FAST else []
+        for name, mean in (("GReg-1", level.greg1), ("GReg-2", level.greg2)):
+            if mean is not None and ways[name].base.weights:
+                found.append(bars.accuracy(f"{row} {name}", look(ways[name]), mean))
+    return found
 
 
 def experiment(images: str) -> Experiment:
@@ -75,4 +101,5 @@ def experiment(images: str) -> Experiment:
         "acceleration on ImageNet",
         tuple(Row(f"{level.network}-{level.speedup}", tuple(settings(level, images).values())) for level in LEVELS),
         lambda look: [grid(level, images, look) for level in LEVELS],
+        verdicts=lambda look: verdicts(images, look),
     )
