@@ -297,6 +297,29 @@ def test_one_shot_is_the_same_run_at_both_scales_and_greg1_is_not() -> None:
 # -- the paper's numbers ---------------------------------------------------------------------------------------------
 
 
+def test_drops_are_those_that_the_paper_prints() -> None:
+    """Tables 2 to 4 print base, pruned and drop: a number copied wrongly would not add up."""
+    printed = {RESNET56: 5, VGG19: 3}  # rows of the paper, before those that came later
+    drops = [
+        [round((start or 0.0) - end, 2) for _, start, end, _ in table2.OTHERS[base][:count]]
+        for base, count in printed.items()
+    ]
+    assert drops == [[1.00, 0.90, 0.23, 0.99, -0.05], [12.64, 12.68, 8.16]]
+    ours = [[round(base.accuracy - end, 2) for end in table2.OURS[base][1:3]] for base in (RESNET56, VGG19)]
+    assert ours == [[0.18, 0.00], [6.47, 6.27]]  # the paper prints 6.67 and 6.47 of VGG19: see the table's remark
+    others = [[round(start - end, 2) for _, start, end, _ in level.others] for level in table3.LEVELS]
+    assert others == [
+        [1.06, 0.48], [0.92, -0.29, -0.73], [3.13, 1.54, 1.17, 1.68, 1.60, 1.06, 0.83, 0.80, 0.23, 0.18], [1.69],
+        [4.53, 4.49],
+    ]  # fmt: skip
+    bases = [imagenet.PUBLISHED[level.network][1] for level in table3.LEVELS]
+    ends = [[end for end in (level.greg1, level.greg2) if end is not None] for level in table3.LEVELS]
+    assert [[round(base - end, 2) for end in those] for base, those in zip(bases, ends, strict=True)] == [
+        [-0.23, -0.30], [-0.14], [0.97, 0.77], [1.28, 1.20], [2.38, 2.23],
+    ]  # fmt: skip
+    assert [round(start - end, 2) for _, start, end, _ in table4.OTHERS] == [1.42, 1.41, 1.40, 0.78, 0.68, 0.86]
+
+
 @pytest.mark.parametrize(
     ("columns", "gains"),
     [
