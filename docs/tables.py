@@ -3,7 +3,8 @@
     python docs/tables.py            write them into the document, and the figures beside it
     python docs/tables.py --check    exit 1 if the document does not say what the results give (words, not pictures)
 
-A table stands between `<!-- NAME SCALE -->` and `<!-- end -->`: NAME as of `growprune reproduce`, or bars, or bases.
+A table stands between `<!-- NAME SCALE -->` and `<!-- end -->`: NAME as of `growprune reproduce`, or status, bars or
+bases.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from growprune import paper
-from growprune.paper.comparison import bars_met, bases_trained, compared
+from growprune.paper.comparison import bars_met, bases_trained, compared, done_so_far
 from growprune.paper.grid import markdown
 from growprune.paper.reproduce import Lab
 from growprune.paper.setting import RESNET56, VGG19
 
 HERE = Path(__file__).parent
-SEEDS = {"random": 5, "scopes": 3}
-"""Runs of each setting without which these are not whole; of the others one."""
 SECTION = re.compile(r"<!-- (\w+) (paper|short) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
     """One section's words, and its pictures by name."""
+    if name == "status":
+        return markdown(done_so_far(lab, [paper.find(each) for each in paper.NAMES])), {}
     if name == "bars":
         return markdown(bars_met(lab, [paper.find(each) for each in paper.NAMES])), {}
     if name == "bases":
@@ -43,7 +44,7 @@ def filled(text: str, results: Path) -> tuple[str, dict[str, bytes]]:
 
     def made(match: re.Match[str]) -> str:
         name, scale = match.groups()
-        words, pictures = section(name, Lab(results, scale, SEEDS.get(name, 1)))  # type: ignore[arg-type]
+        words, pictures = section(name, Lab(results, scale))  # type: ignore[arg-type]
         figures.update(pictures)
         return f"<!-- {name} {scale} -->\n\n{words}\n\n<!-- end -->"
 

@@ -23,7 +23,7 @@ import pytest
 from growprune import jobs
 from growprune.config import Config, Prune, Train
 from growprune.run import Folder
-from growprune.train import Job
+from growprune.train import Job, StoppedError
 from runs import COMMAND, Fork, Process, Shop, outcome, steps, until
 
 SHARED = ["--data", "images", "--threads", "1"]
@@ -350,3 +350,48 @@ def test_a_dead_process_holds_no_folder(shop: Shop, alone: dict[str, dict[str, A
     assert "in use by another process" in shop.refused("resume", run)
     assert second.wait().code == 0
     assert outcome(run) == alone["train"]
+
+
+# -- a signal that comes too late --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C when all steps are done, and only the result is to be written."""
+    finish = Job.finish
+
+    def interrupted(job: Job) -> None:
+        signal.raise_signal(signal.SIGINT)
+        finish(job)
+
+    monkeypatch.setattr(Job, "finish", interrupted)
+
+
+def short(seed: int) -> Train:
+    return Train(
+        model="growprune.demo:network", data="digits", epochs=1, batch=600, device="cpu", threads=1, seed=seed
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("late")
+def test_a_late_signal_stops_what_follows(tmp_path: Path) -> None:
+    """The run itself is finished and heard of; alone it gives its result."""
+    heard: list[Path] = []
+    assert jobs.run(short(0), tmp_path / "alone", quiet=True, finished=heard.append)["steps"] == 2
+    with pytest.raises(StoppedError) as stopped:
+        jobs.run(short(0), tmp_path / "first", quiet=True, finished=heard.append, more=True)
+    assert stopped.value.signal == signal.SIGINT
+    assert heard == [tmp_path / "alone", tmp_path / "first"]
+    assert (tmp_path / "first" / "result.json").exists()
+
+
+@pytest.mark.usefixtures("late")
+def test_a_late_signal_begins_no_other_run_side_by_side(tmp_path: Path) -> None:
+    heard: list[Path] = []
+    runs = [(short(seed), tmp_path / str(seed)) for seed in range(3)]
+    with pytest.raises(StoppedError) as stopped:
+        jobs.side_by_side(runs, 1, quiet=True, finished=heard.append)
+    assert stopped.value.signal == signal.SIGINT
+    assert heard == [tmp_path / "0"]
+    assert not (tmp_path / "1").exists()
+    assert len(jobs.side_by_side(runs[:1], 1, quiet=True)) == 1

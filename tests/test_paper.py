@@ -25,13 +25,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 
 import growprune as gp
 from growprune import GrowpruneError, data, models, paper
 from growprune.config import Prune, Train
 from growprune.paper import bars, imagenet, ku, obd, random, table1, table2, table3, table4
-from growprune.paper.comparison import Comparison, bars_met, compared, words
+from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, words
 from growprune.paper.grid import same_filters
 from growprune.paper.reproduce import Lab, began, forecast, missing, reproduce, same_images
 from growprune.paper.results import Found
@@ -187,15 +188,20 @@ def test_a_folder_of_other_classes_gets_a_base_network_of_its_own(tmp_path: Path
     [
         ((), "not run here"),
         ((1_281_167, 1_281_167), "here on ImageNet"),
-        ((9_469,), "here on pets, not ImageNet: 9,469 training images"),
-        ((1_281_167, 7), "here on pets, not ImageNet: 7 or 1,281,167 training images"),
+        ((9_469,), "here on pets (9,469 training images), not ImageNet"),
+        (
+            (1_281_167, 7),
+            "here on pets (7 training images) or pets (1,281,167 training images), not ImageNet",
+        ),
     ],
 )
 def test_a_title_says_on_which_images_it_was_run(numbers: tuple[int, ...], said: str) -> None:
     """By the runs: the folder may be gone, and a small one of 1,000 classes is not ImageNet."""
     facts = {"accuracy": {"final": 1.0, "best": 1.0, "base": 1.0}, "speedup": 1.0, "sparsity": 0.5}
-    found = Found(tuple({**facts, "images": {"train": n}, "config": {"seed": i}} for i, n in enumerate(numbers)))
-    assert imagenet.title("no/such/pets", [found, Found(())]) == said
+    configs = [{"seed": seed, "data": "pets"} for seed in range(len(numbers))]
+    runs = zip(numbers, configs, strict=True)
+    found = Found(tuple({**facts, "images": {"train": number}, "config": config} for number, config in runs))
+    assert imagenet.title([found, Found(())]) == said
     for name in ("table3", "table4"):
         assert paper.find(name, "no/such/pets").grids(lambda _: found)[0].title.endswith(f"; {said}")
 
@@ -386,7 +392,8 @@ def test_the_forecast_counts_runs_and_time(tmp_path: Path, name: str, bases: int
         wanted = missing(lab, paper.find(name))
         trained = list(dict.fromkeys(setting.base for setting, _ in wanted))
         text = forecast(lab, trained, wanted)
-        networks = f"{bases} base network{'s' if bases > 1 else ''} to train and "
+        what = "fetch" if name in paper.OF_IMAGES else "train"
+        networks = f"{bases} base network{'s' if bases > 1 else ''} to {what} and "
         assert text.startswith(f"{networks}{runs * seeds} runs to do, about ")
         assert forecast(lab, [], wanted).startswith(f"{runs * seeds} runs to do, about ")
 
@@ -487,6 +494,11 @@ def test_other_filters_or_another_base_are_told(shelf: Path, tmp_path: Path, cha
     found = compared(Lab(out, "smoke"), table1.EXPERIMENT)
     assert line(found.to_json()["grids"][0], "the same filters removed")["0.9"] == cell
     assert ("Warning: where it says NO" in found.markdown()) == cell.startswith("NO")
+
+
+def test_numbers_for_other_programs(shelf: Path, said: dict[str, Any]) -> None:
+    found, name = said["random"][0]["runs"], "smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-random-ku1"
+    assert found[name] == [read(shelf, f"{name}-seed{seed}")["accuracy"]["final"] for seed in (0, 1)]
 
 
 def test_seeds_add_runs_and_a_pick_a_seed(shelf: Path, said: dict[str, Any]) -> None:
@@ -590,9 +602,30 @@ def test_images_that_cannot_be_had_are_missed_before_the_estimate(
     lab = Lab(tmp_path / "out", device="cpu", options={"data_dir": str(tmp_path / "data")}, say=said.append)
     with pytest.raises(GrowpruneError, match=f"cifar10: no download; put it into {tmp_path}/data/"):
         reproduce(lab, table1.EXPERIMENT)
-    with pytest.raises(GrowpruneError, match="none': no such image set"):
+    with pytest.raises(GrowpruneError, match=rf"--images: no folder {tmp_path}/none; give ImageNet's"):
         reproduce(lab, paper.find("table4", str(tmp_path / "none")))
     assert (said, [*tmp_path.iterdir()]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        (("train/cat", "train/dog"), "val"),
+        (("train/cat", "train/dog", "val/cat", "val/cow"), "cow"),
+        (("train/cat", "train/dog", "val/cat", "val/dog"), "--images: 4 training images in .*, less than a batch"),
+    ],
+)
+def test_a_folder_that_will_not_do_is_refused_before_the_estimate(
+    tmp_path: Path, parts: tuple[str, ...], said: str
+) -> None:
+    for part in parts:
+        (tmp_path / "pets" / part).mkdir(parents=True)
+        for i in range(2):
+            Image.new("RGB", (80, 70 + i)).save(tmp_path / "pets" / part / f"{i}.jpg")
+    heard: list[str] = []
+    with pytest.raises(GrowpruneError, match=said):
+        reproduce(Lab(tmp_path / "out", device="cpu", say=heard.append), paper.find("table3", str(tmp_path / "pets")))
+    assert not heard
 
 
 def test_finished_runs_are_not_done_twice(shop: Shop, shelf: Path) -> None:
@@ -690,7 +723,7 @@ def test_what_another_process_is_doing_is_left_to_it(shop: Shop, shelf: Path, tm
 def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     done = shop.done(*command("table1", empty, "--no-run"))
-    assert done.err == ""
+    assert done.err == f"growprune: --out: no folder {empty}: nothing was run there\n"
     assert "not run" in done.out
     words = " ".join(done.out.split())
     assert f"missing: {', '.join(row.name for row in table1.EXPERIMENT.rows)}." in words
@@ -738,6 +771,9 @@ def test_another_base_network_is_refused(shop: Shop, shelf: Path, tmp_path: Path
             "--only: scopes has no row '0.8', did you mean '0.9'? (there are 0.7, 0.9)",
         ),
         (("table1", "--seeds", "11"), "--seeds"),
+        (("table1", "--only", ","), "--only: names no row"),
+        (("table1", "--only", ""), "--only: is empty"),
+        (("obd", "--images", "pets"), "--images: only table3 and table4 are of such images, obd is not"),
         (("table1", "--scale", "papr"), "--scale"),
     ],
 )
@@ -774,7 +810,7 @@ def of(*values: float) -> Found:
         (bars.above("", of(93.0), of(93.01)), "+0.01", True),
         (bars.above("", of(93.0), of(93.0, 99.0)), "+0.00 ✗", False),
         (bars.above("", of(93.0), of()), "", None),
-        (bars.accuracy("", Found(of(80.0).runs, faithful=False), 93.0), "-13.00", None),
+        (bars.accuracy("", Found(of(80.0).runs, "short"), 93.0), "-13.00", None),
     ],
 )
 def test_bars(verdict: bars.Verdict, text: str, met: bool | None) -> None:
@@ -801,7 +837,17 @@ def test_a_mark_is_explained_by_the_bars_that_were_asked() -> None:
     assert bars.marked([missed]) == (f"{first}less than half the paper's gain, at ratios of 0.7 and more.",)
     assert bars.marked([met]) == (f"{first}at the paper's settings more than 0.3 below its mean.",)
     assert len(bars.marked([missed, met])[0].split(", or ")) == 2
-    assert bars.marked([bars.gain("", of(), of(), 2.0), bars.accuracy("", Found(of(1.0).runs, False), 93.0)]) == ()
+    assert bars.marked([bars.gain("", of(), of(), 2.0), bars.accuracy("", Found(of(1.0).runs, "short"), 93.0)]) == ()
+    small = Found(of(1.0).runs, "smoke")
+    assert bars.marked([bars.gain("", small, small, 2.0), bars.order("", small, small)]) == ()
+
+
+def test_the_document_begins_with_what_was_run(shelf: Path) -> None:
+    grid = done_so_far(Lab(shelf, "smoke"), [paper.find(name) for name in paper.NAMES])
+    found = {cells[0]: cells[2:] for cells in grid.lines}
+    assert found["table1"] == ("3 of 20", "0 met, 0 missed")  # one of them is table 2's
+    assert found["random"] == ("4 of 20", "0 met, 0 missed")
+    assert found["scopes"][1] == "none"
 
 
 @pytest.mark.parametrize(
@@ -828,7 +874,7 @@ def test_a_missed_bar_is_marked_where_it_is_meant() -> None:
         return Found(({"accuracy": {"final": 80.0, "best": 80.0}, **facts},))
 
     grid = compared_grid(table1.EXPERIMENT.grids(look)[0])
-    assert list(line(grid, "gain here / gain paper").values())[1:] == ["0.00", *["0.00 ✗"] * 4]
+    assert list(line(grid, "gain here / gain paper").values())[1:] == ["", *["0.00 ✗"] * 4]
     assert line(grid, "one-shot − paper")["0.95"] == "-2.79 ✗"
     other = compared_grid(obd.EXPERIMENT.grids(look)[0])
     assert line(other, "GReg-1 − paper")["0.95"] == "-8.69"

@@ -343,13 +343,21 @@ def reproduce(
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.train import StoppedError
 
-    images = asked.images or str(Path(asked.data_dir) / "imagenet")
-    experiment, only = paper.find(name, images), [row.strip() for row in asked.only.split(",") if row.strip()]
+    images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
+    experiment, only = paper.find(name, images), [row.strip() for row in (asked.only or "").split(",") if row.strip()]
+    if asked.only is not None and not only:
+        raise GrowpruneError("--only: names no row")
+    if asked.images is not None and name not in paper.OF_IMAGES:
+        raise GrowpruneError(f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, {name} is not")
     handed = ("data_dir", "precision", "layout", "compile", "kernels", "deterministic")
     options = {key: getattr(asked, key) for key in handed}
-    lab = Lab(Path(asked.out), asked.scale, asked.seeds, asked.parallel, asked.device, options,
+    lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
     experiment.settings(only)  # a row that is not there is refused, with --no-run too
+    if asked.images is not None and asked.scale == "smoke":
+        lab.say("--images: not looked at, a smoke run is on digits")
+    if not asked.run and not lab.out.is_dir():
+        lab.say(f"--out: no folder {lab.out}: nothing was run there")
     if asked.run:
         try:
             fulfil(lab, experiment, only)

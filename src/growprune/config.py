@@ -227,14 +227,12 @@ class Reproduce(Options):
     """`growprune reproduce`."""
 
     scale: Literal["paper", "short", "smoke"] = option("short", "Ku as in the paper, Ku = 1, or minutes on a CPU")
-    seeds: int = option(1, "Runs of each setting.", min=1, max=10)
-    only: str = option(
-        "", "Only these rows, with commas between; an unknown one lists them.", metavar="ROWS", empty=True
-    )
+    seeds: int | None = option(None, "Runs of each setting, at most 10. [1; random: 5]", min=1, max=10)
+    only: str | None = option(None, "Only these rows, with commas between; an unknown one lists them.", metavar="ROWS")
     parallel: int = option(4, "Runs at once, on a GPU.", min=1, max=64)
     data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.", metavar="FOLDER")
-    images: str = option(
-        "", "ImageNet, for table3 and table4, or a set in its layout. [DATA_DIR/imagenet]", metavar="FOLDER", empty=True
+    images: str | None = option(
+        None, "ImageNet, for table3 and table4, or a set in its layout. [DATA_DIR/imagenet]", metavar="FOLDER"
     )
     out: str = option("runs/paper", "Folder of all that was run; what is there is not run again.", metavar="FOLDER")
     device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")

@@ -38,20 +38,23 @@ def run(
     quiet: bool = False,
     label: str = "",
     finished: Callable[[Path], None] = lambda folder: None,
+    more: bool = False,
 ) -> dict[str, Any]:
     """Do, or go on with, the run that `config` describes, in the folder `out`; returns what result.json says.
 
-    `finished` hears of it, in the first process if there are several; the others wait for that.
+    `finished` hears of it, in the first process if there are several; the others wait for that. Whoever asks it to stop
+    when there is nothing left to stop gets its result; where `more` runs follow, they are not begun.
     """
     device = usable(distributed.own(config.device))
     config = replace(config, device=device.partition(":")[0])
     world, device = distributed.join(device)
     try:
         with distributed.one_voice(world):
-            result = one(config, out, device, world, quiet, label)
+            result, late = one(config, out, device, world, quiet, label)
             if world.first:
                 finished(out)
-            distributed.from_first(world, None)
+            if distributed.from_first(world, more and late):
+                raise StoppedError(0, late or signal.SIGINT)
             return result
     except StoppedError as stopped:
         if world.first:
@@ -59,7 +62,10 @@ def run(
         raise SystemExit(128 + stopped.signal) from None
 
 
-def one(config: Config, out: Path, device: str, world: World, quiet: bool, label: str) -> dict[str, Any]:
+def one(
+    config: Config, out: Path, device: str, world: World, quiet: bool, label: str
+) -> tuple[dict[str, Any], int | None]:
+    """The result, and the signal that came too late to stop it."""
     folder = Folder.claim(out, config) if world.first else None
     try:
         finished: dict[str, Any] | None = distributed.from_first(world, folder.result if folder else None)
@@ -68,18 +74,18 @@ def one(config: Config, out: Path, device: str, world: World, quiet: bool, label
                 folder.tidy()  # it may have been killed before it did
                 with Progress(label, quiet) as progress:
                     progress.say("finished before: nothing was done")
-            return finished
+            return finished, None
         jobs: list[Job] = []
         with (
             Progress(label, quiet or not world.first) as progress,
             surroundings(config, progress.say),
             at_home(folder, world, progress),
-            heeding(jobs),
+            heeding(jobs) as asked,
         ):
             jobs.append(Job(config, folder, device, world, progress))
             for _ in together(jobs):
                 pass
-        return jobs[0].result
+        return jobs[0].result, asked[-1] if asked else None
     except Exception:
         if folder is not None:
             folder.abandon()
@@ -118,6 +124,8 @@ def side_by_side(
 
     def jobs() -> Iterator[Job]:
         for number, (config, out) in queue:
+            if asked:
+                return
             job = start(number, config, out)
             if job is not None:
                 numbers[id(job)] = number
@@ -127,8 +135,9 @@ def side_by_side(
     numbers: dict[int, int] = {}
     running: list[Job] = []
     measured: Measured = {}  # the same network need not be measured twice
+    asked: Sequence[int] = ()
     try:
-        with ExitStack() as screens, surroundings(configs[0][0]), heeding(running):
+        with ExitStack() as screens, surroundings(configs[0][0]), heeding(running) as asked:
             for job in together(jobs(), parallel):
                 number = numbers[id(job)]
                 results[number] = job.result
@@ -136,6 +145,8 @@ def side_by_side(
                 finished(configs[number][1])
                 del job
                 gc.collect()  # what a caught exception still holds: its network and images, on the GPU
+        if len(results) < len(configs):
+            raise StoppedError(0, asked[-1])
     except Exception:
         for folder in folders:
             folder.abandon()
@@ -237,9 +248,10 @@ def surroundings(config: Config, say: Callable[[str], None] = lambda line: None)
 
 
 @contextmanager
-def heeding(jobs: Sequence[Job]) -> Iterator[None]:
+def heeding(jobs: Sequence[Job]) -> Iterator[Sequence[int]]:
     """Ctrl-C and SIGTERM end the jobs at their next step, saved; at once where there is nothing to save, or the second
-    time. Not so under torchrun, which sends on what the terminal has sent already, and where all must stop together."""
+    time. Not so under torchrun, which sends on what the terminal has sent already, and where all must stop together.
+    Gives the signals that came: the last may have found nothing more to stop."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
@@ -258,7 +270,7 @@ def heeding(jobs: Sequence[Job]) -> Iterator[None]:
     except ValueError:  # not in the main thread, where signals are someone else's
         before = {}
     try:
-        yield
+        yield asked
     except StoppedError as stopped:
         raise StoppedError(stopped.step, asked[-1] if asked else signal.SIGINT) from None
     finally:

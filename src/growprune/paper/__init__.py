@@ -7,6 +7,8 @@ from importlib import import_module
 from growprune.errors import GrowpruneError, nearest
 from growprune.paper.grid import Experiment
 
+OF_IMAGES = ("table3", "table4")
+"""What is of ImageNet, or of what `--images` gives."""
 NAMES = ("table1", "table2", "table3", "table4", "obd", "random", "ku", "figure1", "scopes", "causes")
 
 

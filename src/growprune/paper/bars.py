@@ -11,7 +11,7 @@ from typing import Literal
 
 from growprune.paper.results import Found
 
-NEAR, SHARE, BEHIND, FROM = 0.3, 0.5, 0.1, 0.7
+NEAR, SHARE, BEHIND, FROM, LEAST = 0.3, 0.5, 0.1, 0.7, 0.01
 
 Bar = Literal["accuracy", "gain", "order", "above"]
 
@@ -52,39 +52,43 @@ def accuracy(row: str, found: Found, paper: float) -> Verdict:
     >>> run = Found(({"accuracy": {"final": 89.0}},))
     >>> accuracy("r", run, 89.3).text, accuracy("r", run, 89.31).text, accuracy("r", Found(()), 89.3).met
     ('-0.30', '-0.31 ✗', None)
-    >>> accuracy("r", Found(run.runs, faithful=False), 90.0).text
+    >>> accuracy("r", Found(run.runs, "short"), 90.0).text
     '-1.00'
     """
-    asked = found.faithful
+    asked = found.scale == "paper"
     if not found:
         return Verdict("accuracy", row, "", None, asked)
     distance = round(found.mean() - paper, 2)
     return Verdict("accuracy", row, f"{distance:+.2f}", distance >= -NEAR if asked else None, asked)
 
 
+def difference(one: Found, other: Found) -> float | None:
+    """How far the other is above the first, over the seeds that both have."""
+    one, other = one.paired(other)
+    return round(other.mean() - one.mean(), 2) if one else None
+
+
+def judged(bar: Bar, row: str, found: Found, here: float | None, value: str, least: float) -> Verdict:
+    """Small networks on digits are judged by none."""
+    asked = found.scale != "smoke"
+    return Verdict(bar, row, value, None if here is None or not asked else here >= least, asked)
+
+
 def gain(row: str, once: Found, greg: Found, paper: float) -> Verdict:
     """The share of the paper's gain that was found."""
-    once, greg = once.paired(greg)
-    if not once:
-        return Verdict("gain", row, "", None)
-    here = round(greg.mean() - once.mean(), 2)
-    return Verdict("gain", row, f"{here / paper:.2f}", here > 0 and here >= round(SHARE * paper, 4))
+    here = difference(once, greg)
+    least = max(LEAST, round(SHARE * paper, 4))
+    return judged("gain", row, greg, here, "" if here is None else f"{here / paper:.2f}", least)
 
 
 def order(row: str, greg1: Found, greg2: Found) -> Verdict:
-    greg1, greg2 = greg1.paired(greg2)
-    if not greg1:
-        return Verdict("order", row, "", None)
-    distance = round(greg2.mean() - greg1.mean(), 2)
-    return Verdict("order", row, f"{distance:+.2f}", distance >= -BEHIND)
+    here = difference(greg1, greg2)
+    return judged("order", row, greg2, here, "" if here is None else f"{here:+.2f}", -BEHIND)
 
 
 def above(row: str, once: Found, greg: Found) -> Verdict:
-    once, greg = once.paired(greg)
-    if not once:
-        return Verdict("above", row, "", None)
-    distance = round(greg.mean() - once.mean(), 2)
-    return Verdict("above", row, f"{distance:+.2f}", distance > 0)
+    here = difference(once, greg)
+    return judged("above", row, greg, here, "" if here is None else f"{here:+.2f}", LEAST)
 
 
 def marked(verdicts: Iterable[Verdict]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ def words(experiment: Experiment, scale: Scale) -> str:
 @dataclass(frozen=True)
 class Comparison:
     """An experiment as far as it was run at one scale; `missing` names the rows of which runs are not there, `unasked`
-    those that nobody asked for this time."""
+    those that nobody asked for this time; `runs` holds the last epochs' accuracies, by run, as numbers."""
 
     experiment: Experiment
     scale: Scale
@@ -55,6 +55,7 @@ class Comparison:
     figures: dict[str, bytes]
     missing: list[str]
     unasked: list[str] = field(default_factory=list)
+    runs: dict[str, list[float]] = field(default_factory=dict)
 
     def of(self, only: Sequence[str]) -> Comparison:
         """The part that these rows belong to; of all rows if none is named."""
@@ -96,7 +97,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         grids = [to_json(grid) for grid in self.grids]
         left = {"missing": self.missing, "unasked": self.unasked}
-        return {"name": self.experiment.name, "scale": self.scale, "grids": grids, **left}
+        return {"name": self.experiment.name, "scale": self.scale, "grids": grids, **left, "runs": self.runs}
 
     def html(self) -> str:
         parts = []
@@ -112,7 +113,11 @@ def compared(lab: Lab, experiment: Experiment) -> Comparison:
     """The comparison from what is on the shelf."""
     undone = {setting for setting, _ in missing(lab, experiment)}
     left = [row.name for row in experiment.rows if undone.intersection(row.settings)]
-    found = Comparison(experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left)
+    runs = {setting.key(lab.scale, 0).rpartition("-")[0]: lab.look(setting) for setting in experiment.settings()}
+    found = Comparison(
+        experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left,
+        runs={name: each.values("final") for name, each in runs.items() if each},
+    )  # fmt: skip
     return replace(found, grids=[replace(grid, title=f"{found.prefix}{grid.title}") for grid in found.grids])
 
 
@@ -142,6 +147,17 @@ def bars_met(lab: Lab, experiments: Sequence[Experiment]) -> Grid:
         missed += [f"{name} {verdict.row} ({bar}: {verdict.value})" for name, verdict in asked if verdict.met is False]
     remarks = (f"Missed: {'; '.join(missed)}.",) if missed else ()
     return Grid(f"Bars, {lab.scale} scale", ("bar", "asked of", "met", "missed", "not run"), tuple(lines), remarks)
+
+
+def done_so_far(lab: Lab, experiments: Sequence[Experiment]) -> Grid:
+    """What was run of each, and how it stands to the bars."""
+    lines = []
+    for each in experiments:
+        wanted, undone = len(each.settings()) * (lab.seeds or each.seeds), len(missing(lab, each))
+        verdicts = [verdict.met for verdict in each.verdicts(lab.look)]
+        bars = (f"{verdicts.count(True)} met, {verdicts.count(False)} missed" if verdicts else "none",)
+        lines.append((each.name, each.title, f"{wanted - undone} of {wanted}", *bars))
+    return Grid(f"Runs, {lab.scale} scale", ("name", "what", "runs done", "bars"), tuple(lines))
 
 
 def bases_trained(lab: Lab, bases: Sequence[Base]) -> Grid:

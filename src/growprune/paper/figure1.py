@@ -62,10 +62,14 @@ def figures(look: Look) -> dict[str, bytes]:
         for name in notes[0]["spread"]:
             axes.plot([n["lambda"] for n in notes], [n["spread"][name] for n in notes], lw=1, alpha=0.8)
         axes.set(xlabel="λ", ylabel="deviation of norms / mean")
-        axes.set_title(f"{base.model} on {base.data}: a line a layer", loc="left", fontsize=11, fontweight="bold")
+        small = "smoke run, " if found.scale == "smoke" else ""
+        title = f"{small}{base.model} on {base.data}: a line a layer"
+        axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
         bare(axes)
         chosen = found.runs[0]["watched"]
-        for place, step in zip(bottom.subplots(1, len(steps), sharey=True), steps, strict=True):
+        places = bottom.subplots(1, len(steps), sharey=True)
+        places[0].set_ylabel("norm / largest")
+        for place, step in zip(places, steps, strict=True):
             note = nearest(notes, step * scale)
             norms = note["norms"]
             place.bar(range(len(norms)), [norm / max(norms) for norm in norms], width=1.0, color="#0b6e99")

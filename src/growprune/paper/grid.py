@@ -49,6 +49,7 @@ class Experiment:
     grids: Callable[[Look], list[Grid]]
     figures: Callable[[Look], dict[str, bytes]] = field(default=lambda look: {})
     verdicts: Callable[[Look], list[Verdict]] = field(default=lambda look: [])
+    seeds: int = 1  # runs of each setting without which it is not whole
 
     def settings(self, only: Sequence[str] = ()) -> list[Setting]:
         """All there is to run, each once, in order; `only` of these rows."""
@@ -162,6 +163,10 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
         """With a mark only where the bar is meant."""
         return (each.text if each in bar else each.value for each, bar in zip(verdicts, held, strict=True))
 
+    def judged(verdicts: Iterable[Verdict]) -> Iterator[str]:
+        """Only where the bar is meant: a share of next to nothing says nothing."""
+        return (each.text if each in bar else "" for each, bar in zip(verdicts, held, strict=True))
+
     same = [same_filters(*pair) for pair in found]
     lines = (
         ("speed-up, paper", *(f"{column.speedup:.2f}×" for column in columns)),
@@ -176,7 +181,7 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
         ("GReg-1 − paper", *shown(greg for _, greg in near)),
         ("gain, paper", *(f"{column.gain:+.2f}" for column in columns)),
         ("gain, here", *(gain(greg, once) for once, greg in found)),
-        ("gain here / gain paper", *shown(shares)),
+        ("gain here / gain paper", *judged(shares)),
         ("the same filters removed", *same),
     )
     said = (*remarks, *bars.marked(each for column in held for each in column), *warned(same))

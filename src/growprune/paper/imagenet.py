@@ -47,14 +47,14 @@ IMAGES = 1_281_167
 """To train on, in ImageNet."""
 
 
-def title(images: str, found: Iterable[Found]) -> str:
+def title(found: Iterable[Found]) -> str:
     """On what it was run, for a table's head: by the runs, for the folder may be gone, or another."""
-    numbers = sorted({run["images"]["train"] for each in found for run in each.runs})
-    if not numbers:
+    sets = sorted({(run["config"]["data"], run["images"]["train"]) for each in found for run in each.runs})
+    if not sets:
         return "not run here"
-    if numbers == [IMAGES]:
+    if all(number == IMAGES for _, number in sets):
         return "here on ImageNet"
-    return f"here on {Path(images).name}, not ImageNet: {' or '.join(f'{n:,}' for n in numbers)} training images"
+    return f"here on {' or '.join(f'{name} ({n:,} training images)' for name, n in sets)}, not ImageNet"
 
 
 class SmallResNet(nn.Module):

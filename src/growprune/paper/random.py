@@ -81,8 +81,9 @@ def grid(base: Base, look: Look) -> Grid:
 
 EXPERIMENT = Experiment(
     "random",
-    "five random picks: a pick a seed (--seeds 5)",
+    "five random picks: a pick a seed",
     tuple(Row(base.model, pair(base)) for base in PAPER),
     lambda look: [grid(base, look) for base in PAPER],
     verdicts=lambda look: [verdict for base in PAPER for verdict in (*near(base, look), share(base, look))],
+    seeds=5,
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from growprune import data
+from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune
 from growprune.distributed import launched
 from growprune.errors import GrowpruneError
@@ -35,7 +36,7 @@ class Lab:
 
     out: Path
     scale: Scale = "short"
-    seeds: int = 1
+    seeds: int | None = None  # as many as the experiment asks for
     parallel: int = 1
     device: str = "auto"
     options: dict[str, Any] = field(default_factory=dict)
@@ -62,8 +63,8 @@ class Lab:
 
 def missing(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Wanted:
     """The runs that are not done; the first seed of all settings comes before the second of any."""
-    settings = experiment.settings(only)
-    return [(each, seed) for seed in range(lab.seeds) for each in settings if not lab.shelf.file(each, seed).exists()]
+    settings, seeds = experiment.settings(only), range(lab.seeds or experiment.seeds)
+    return [(each, seed) for seed in seeds for each in settings if not lab.shelf.file(each, seed).exists()]
 
 
 def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> None:
@@ -82,11 +83,18 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
 
 
 def have_images(lab: Lab, bases: Sequence[Base]) -> None:
-    """Images that are not there and cannot be downloaded are missed before anything is promised. Under torchrun, where
-    one process downloads for all, when a run begins."""
-    for name in dict.fromkeys(lab.base_config(base).data for base in bases):
-        if not launched() and name != "digits" and not Path(name).is_dir():
-            data.load(name, lab.options.get("data_dir"))
+    """Images that are not there and cannot be downloaded, or that will not do, are missed before anything is promised.
+    Under torchrun, where one process downloads for all, when a run begins."""
+    for config in {each.data: each for each in map(lab.base_config, bases)}.values():
+        if launched() or config.data == "digits":
+            continue
+        if config.data not in CIFARS and not Path(config.data).is_dir():
+            raise GrowpruneError(f"--images: no folder {config.data}; give ImageNet's, which holds train/ and val/")
+        data.load(config.data, lab.options.get("data_dir"))
+        if (there := available(config)) < config.batch:
+            raise GrowpruneError(
+                f"--images: {there} training images in {config.data}, less than a batch ({config.batch})"
+            )
 
 
 def same_images(lab: Lab, bases: Sequence[Base]) -> None:
@@ -144,7 +152,7 @@ def perform(lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[
         side_by_side(plans, lab.at_once, finished=finished)
     else:
         for config, folder in plans:
-            run(config, folder, label=folder.name, finished=finished)
+            run(config, folder, label=folder.name, finished=finished, more=True)
     if taken:
         raise GrowpruneError(f"another process is at work on {', '.join(taken)}: give the same command when it is done")
 
@@ -170,7 +178,12 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
         plan = lab.config(setting, seed, Path())
         shown = schedule(plan).total_steps * plan.prune_batch + plan.epochs * available(plan)
         seconds += pace(lab, setting.base) * shown
-    networks = f"{len(bases)} base network{'s' * (len(bases) > 1)} to train and " if bases else ""
+    fetched = sum(base.weights is not None and lab.scale != "smoke" for base in bases)
+    networks = "".join(
+        f"{count} base network{'s' * (count > 1)} to {what} and "
+        for what, count in (("fetch", fetched), ("train", len(bases) - fetched))
+        if count
+    )
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
     return f"{networks}{runs}, about {duration(seconds)} on this device"
 

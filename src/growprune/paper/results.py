@@ -57,7 +57,8 @@ class Shelf:
         """What there is of a setting."""
         files = [self.file(setting, seed) for seed in range(MOST_SEEDS)]
         faithful = setting.key(self.scale, 0) == setting.key("paper", 0)
-        return Found(tuple(read_json(path) for path in files if path.exists()), faithful)
+        runs = tuple(read_json(path) for path in files if path.exists())
+        return Found(runs, "paper" if faithful else self.scale)
 
     def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
         """Put a finished run on the shelf."""
@@ -101,10 +102,10 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Found:
-    """The runs of one setting that are done; `faithful`: at the paper's settings."""
+    """The runs of one setting that are done, and the scale that they come to: `paper` if they are as the paper's."""
 
     runs: tuple[dict[str, Any], ...]
-    faithful: bool = True
+    scale: Scale = "paper"
 
     def __bool__(self) -> bool:
         return bool(self.runs)
@@ -147,7 +148,7 @@ def slim(folder: Path) -> dict[str, Any]:
     """A finished run without what only its folder needs."""
     kept = ("accuracy", "speedup", "sparsity", "params", "macs", "steps", "seconds", "images", "choices", "environment")
     result, config = read_json(folder / RESULT), read_json(folder / CONFIG)
-    config["data"] = Path(config["data"]).name  # of a folder, not where it lay
+    config["data"] = Path(config["data"]).resolve().name  # of a folder, not where it lay
     return {key: result[key] for key in kept} | {"config": {k: v for k, v in config.items() if k not in LOCAL}}
 
 

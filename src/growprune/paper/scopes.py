@@ -21,8 +21,10 @@ def ways(ratio: float) -> dict[str, Setting]:
 
 
 def after(found: Found, epoch: int) -> str:
-    values = [run["course"][epoch - 1] for run in found.runs if len(run["course"]) >= epoch]
-    return f"{sum(values) / len(values):.2f}" if values else ""
+    """The mean at that epoch's end, as tables show it."""
+    runs = [run for run in found.runs if len(run["course"]) >= epoch]
+    then = Found(tuple({"accuracy": {"final": run["course"][epoch - 1]}} for run in runs))
+    return then.text() if then else ""
 
 
 def grids(look: Look) -> list[Grid]:

@@ -44,8 +44,8 @@ def grids(look: Look) -> list[Grid]:
     for base in PAPER:
         found = [look(setting) for column in columns(base) for setting in column.settings]
         bases = {run["base"]["accuracy"] for each in found for run in each.runs}
-        here = ", ".join(f"{value:.2f} %" for value in sorted(bases)) or "not run"
-        title = f"Table 1: {base.model} on {base.data}; base network {base.accuracy} % in the paper, {here} here"
+        here = " and ".join(f"{value:.2f} % here" for value in sorted(bases)) or "no run here yet"
+        title = f"Table 1: {base.model} on {base.data}; base network {base.accuracy} % in the paper, {here}"
         result.append(versus(title, "ratio", columns(base), look))
     return result
 

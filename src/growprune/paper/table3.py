@@ -65,7 +65,7 @@ def grid(level: Level, images: str, look: Look) -> Grid:
     for name, setting in ways.items():
         found = look(setting)
         lines += here(name, found, speedup(found))
-    title = f"Table 3: {level.network} at {level.speedup:.2f}×; {imagenet.title(images, map(look, ways.values()))}"
+    title = f"Table 3: {level.network} at {level.speedup:.2f}×; {imagenet.title(map(look, ways.values()))}"
     head = ("method", "base", "pruned", "drop", "speed-up")
     judged = above(f"{level.network}-{level.speedup}", ways, look) if level.speedup >= FAST else []
     return Grid(title, head, tuple(lines), beside(judged), tuple(ways.values()))

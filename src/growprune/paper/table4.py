@@ -33,7 +33,7 @@ def grids(images: str, look: Look) -> list[Grid]:
     for name, setting in ways.items():
         found = look(setting)
         lines += here(name, found, f"{100 * found.runs[0]['sparsity']:.2f} %" if found else "")
-    title = f"Table 4: single weights of resnet50; {imagenet.title(images, map(look, ways.values()))}"
+    title = f"Table 4: single weights of resnet50; {imagenet.title(map(look, ways.values()))}"
     head = ("method", "base", "pruned", "drop", "sparsity")
     return [Grid(title, head, tuple(lines), beside(above("resnet50", ways, look)), tuple(ways.values()))]
 

@@ -132,15 +132,22 @@ LABELS, EDGES, BETWEEN = 24, 2, 3
 """Characters: what long labels have at least, a table's two edges, what stands before a column."""
 
 
+DAYS = 100
+"""Hours from which a time is told in days."""
+
+
 def duration(seconds: float) -> str:
     """
-    >>> duration(8.44), duration(59.97), duration(245), duration(11_130)
-    ('8.4 s', '1 min 00 s', '4 min 05 s', '3 h 05 min')
+    >>> duration(8.44), duration(59.97), duration(245), duration(11_130), duration(864_000)
+    ('8.4 s', '1 min 00 s', '4 min 05 s', '3 h 05 min', '10 days')
     """
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < DAYS else f"{hours / 24:.0f} days"
 
 
 # -- figures and the page --------------------------------------------------------------------------------------------
