@@ -745,6 +745,13 @@ def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tm
     assert not [path for path in out.iterdir() if path.name in ("runs", "tables")]
 
 
+def test_a_file_that_is_no_result_is_named(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    out = bare(shelf, tmp_path / "out", ONCE)
+    (out / f"{ONCE}.json").write_text('{"accuracy": {}}')
+    said = shop.refused(*command("table1", out, "--no-run"))
+    assert said == f"growprune: {out / ONCE}.json: not a run's result (no base): put it back, or delete it"
+
+
 @pytest.mark.parametrize("state", ["is gone", "has changed"])
 def test_another_base_network_is_refused(shop: Shop, shelf: Path, tmp_path: Path, state: str) -> None:
     out = bare(shelf, tmp_path / "out")

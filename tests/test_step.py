@@ -664,10 +664,12 @@ def test_the_fastest_way_is_chosen(kernels: list[bool]) -> None:
         ({("fp32", LAST, False, False): 4.9, ("fp32", PLAIN, False, False): 1.0}, ("fp32", PLAIN, False)),
         ({("bf16", LAST, False, False): NO_ROOM, ("bf16", LAST, True, False): NO_ROOM}, ("fp32", PLAIN, False)),
         ({("bf16", LAST, True, False): NO_ROOM}, ("bf16", LAST, False)),
+        ({("bf16", LAST, True, False): RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")}, ("bf16", LAST, False)),
+        ({("bf16", PLAIN, False, False): RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")}, ("bf16", LAST, True)),
     ],
 )
 def test_whichever_it_is(kernels: list[bool], changed: dict[Any, Any], right: tuple[str, str, bool]) -> None:
-    """Also if some of them do not fit into the GPU's memory."""
+    """Also if some of them do not fit into the GPU's memory, or do not work."""
     best = choose(Trial({**TIMES, **changed}), asked(), 100, print)  # type: ignore[arg-type]
     assert (best.precision, best.layout, bool(best.kernels)) == right
 

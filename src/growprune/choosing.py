@@ -39,6 +39,14 @@ def choose(step: Step, asked: Config, steps: int, say: Callable[[str], None]) ->
         step.graph = None
         return replace(choice, ms=found)
 
+    def another(choice: Choice) -> Choice:
+        """Instead of what works already: one that fails, for whatever reason, is not taken."""
+        try:
+            return trial(choice)
+        except RuntimeError:
+            step.graph = None
+            return replace(choice, ms=math.inf)
+
     layouts = ["channels_last", "contiguous"] if asked.layout == "auto" else [asked.layout]
     precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
     if by_rule:
@@ -48,12 +56,12 @@ def choose(step: Step, asked: Config, steps: int, say: Callable[[str], None]) ->
     except RuntimeError as error:  # it reads from the device, as with .item()
         say(f"this network's step cannot be captured as a CUDA graph, so it runs eagerly: {line(error)}")
         return Choice(precisions[0], layouts[0], captured=False)
-    best = min([best, *(trial(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
+    best = min([best, *(another(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
     if asked.kernels != "off" and best.precision == "bf16" and best.layout == "channels_last":
         example = step.feed.normalized(step.feed(step.count)[0], torch.bfloat16)
         found = convolutions.faster(step.net, example, by_rule or asked.kernels == "on")
         if found:
-            ours = trial(Choice(best.precision, best.layout, False, found))
+            ours = another(Choice(best.precision, best.layout, False, found))
             fixed = (by_rule or asked.kernels == "on") and pace(ours) < math.inf
             best = ours if fixed else min([best, ours], key=pace)
     long = not by_rule and steps * pace(best) / 1e3 > WORTH_COMPILING

@@ -57,7 +57,7 @@ class Shelf:
         """What there is of a setting."""
         files = [self.file(setting, seed) for seed in range(MOST_SEEDS)]
         faithful = setting.key(self.scale, 0) == setting.key("paper", 0)
-        runs = tuple(read_json(path) for path in files if path.exists())
+        runs = tuple(whole(path) for path in files if path.exists())
         return Found(runs, "paper" if faithful else self.scale)
 
     def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
@@ -187,6 +187,14 @@ def separation(notes: Sequence[dict[str, Any]], watched: str) -> list[dict[str, 
         }
         for note in notes
     ]
+
+
+def whole(file: Path) -> dict[str, Any]:
+    """A result, or a word on what is wrong with it."""
+    found: dict[str, Any] = read_json(file)
+    if missing := {"accuracy", "config", "base", "images"} - found.keys():
+        raise GrowpruneError(f"{file}: not a run's result (no {sorted(missing)[0]}): put it back, or delete it")
+    return found
 
 
 def put(file: Path, what: dict[str, Any]) -> None:
