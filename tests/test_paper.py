@@ -189,6 +189,15 @@ def test_a_folder_of_other_classes_gets_a_base_network_of_its_own(tmp_path: Path
     assert (found.weights, found.epochs, found.weight_decay, found.normalize) == (None, 100, 1e-4, "imagenet")
 
 
+def test_a_set_is_called_as_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by what a link points to, which may change; the folder one is in has a name too."""
+    (tmp_path / "pets").mkdir()
+    (tmp_path / "imagenet").symlink_to("pets")
+    monkeypatch.chdir(tmp_path / "pets")
+    names = [imagenet.base("resnet34", given).name for given in ("../imagenet", "../pets/", ".")]
+    assert names == ["resnet34-imagenet", "resnet34-pets", "resnet34-pets"]
+
+
 @pytest.mark.parametrize(
     ("numbers", "said"),
     [

@@ -93,6 +93,6 @@ def above(row: str, once: Found, greg: Found) -> Verdict:
 
 def marked(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
     """What the mark means in a table of these; nothing where nothing was judged."""
-    judged = {each.bar for each in verdicts if each.met is not None}
-    missed = [words for bar, (_, words) in BARS.items() if bar in judged]
-    return (f"✗ marks a missed bar: {', or '.join(missed)}.",) if missed else ()
+    held = {each.bar for each in verdicts if each.met is not None}
+    words = [missed for bar, (_, missed) in BARS.items() if bar in held]
+    return (f"✗ marks a missed bar: {', or '.join(words)}.",) if words else ()

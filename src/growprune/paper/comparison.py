@@ -154,9 +154,9 @@ def done_so_far(lab: Lab, experiments: Sequence[Experiment]) -> Grid:
     lines = []
     for each in experiments:
         wanted, undone = len(each.settings()) * (lab.seeds or each.seeds), len(missing(lab, each))
-        verdicts = [verdict.met for verdict in each.verdicts(lab.look)]
-        bars = (f"{verdicts.count(True)} met, {verdicts.count(False)} missed" if verdicts else "none",)
-        lines.append((each.name, each.title, f"{wanted - undone} of {wanted}", *bars))
+        met = [verdict.met for verdict in each.verdicts(lab.look)]
+        stand = f"{met.count(True)} met, {met.count(False)} missed" if met else "none"
+        lines.append((each.name, each.title, f"{wanted - undone} of {wanted}", stand))
     return Grid(f"Runs, {lab.scale} scale", ("name", "what", "runs done", "bars"), tuple(lines))
 
 

@@ -93,9 +93,8 @@ def published(mean: float, spread: float | None = None) -> str:
 
 
 def gain(found: Found, other: Found) -> str:
-    """Over the seeds that both have."""
-    found, other = found.paired(other)
-    return f"{found.mean() - other.mean():+.2f}" if found else ""
+    here = bars.difference(other, found)
+    return "" if here is None else f"{here:+.2f}"
 
 
 def drop(start: float | None, end: float) -> str:
@@ -159,13 +158,10 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
     held = [column.verdicts(look) for column in columns]
     near, shares = [column.near(look) for column in columns], [column.share(look) for column in columns]
 
-    def shown(verdicts: Iterable[Verdict]) -> Iterator[str]:
-        """With a mark only where the bar is meant."""
-        return (each.text if each in bar else each.value for each, bar in zip(verdicts, held, strict=True))
-
-    def judged(verdicts: Iterable[Verdict]) -> Iterator[str]:
-        """Only where the bar is meant: a share of next to nothing says nothing."""
-        return (each.text if each in bar else "" for each, bar in zip(verdicts, held, strict=True))
+    def shown(verdicts: Iterable[Verdict], everywhere: bool = True) -> Iterator[str]:
+        """With a mark only where the bar is meant; a share of next to nothing says nothing, and is shown only there."""
+        for each, bar in zip(verdicts, held, strict=True):
+            yield each.text if each in bar else each.value if everywhere else ""
 
     same = [same_filters(*pair) for pair in found]
     lines = (
@@ -181,7 +177,7 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
         ("GReg-1 − paper", *shown(greg for _, greg in near)),
         ("gain, paper", *(f"{column.gain:+.2f}" for column in columns)),
         ("gain, here", *(gain(greg, once) for once, greg in found)),
-        ("gain here / gain paper", *judged(shares)),
+        ("gain here / gain paper", *shown(shares, everywhere=False)),
         ("the same filters removed", *same),
     )
     said = (*remarks, *bars.marked(each for column in held for each in column), *warned(same))

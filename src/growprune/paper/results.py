@@ -148,7 +148,7 @@ def slim(folder: Path) -> dict[str, Any]:
     """A finished run without what only its folder needs."""
     kept = ("accuracy", "speedup", "sparsity", "params", "macs", "steps", "seconds", "images", "choices", "environment")
     result, config = read_json(folder / RESULT), read_json(folder / CONFIG)
-    config["data"] = Path(config["data"]).resolve().name  # of a folder, not where it lay
+    config["data"] = Path(config["data"]).absolute().name  # of a folder, not where it lay
     return {key: result[key] for key in kept} | {"config": {k: v for k, v in config.items() if k not in LOCAL}}
 
 

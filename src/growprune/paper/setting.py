@@ -63,7 +63,7 @@ class Base:
         >>> RESNET56.name, Base("torchvision:resnet50", "/sets/imagenette", 0, 0.0, "").name
         ('resnet56-cifar10', 'resnet50-imagenette')
         """
-        return "-".join(filter(None, (self.model.rpartition(":")[2], Path(self.data).resolve().name, self.mark)))
+        return "-".join(filter(None, (self.model.rpartition(":")[2], Path(self.data).absolute().name, self.mark)))
 
     def named(self, scale: Scale) -> str:
         return f"smoke-{self.name}" if scale == "smoke" else self.name
