@@ -275,6 +275,14 @@ def test_figure_1_ends_where_the_papers_iterations_do() -> None:
     assert table1.ratios(VGG19, 0.7) == table2.OURS[VGG19][3] == "[0:0, 1-15:0.7]"
 
 
+def test_an_option_for_all_runs_yields_to_what_a_row_is_about() -> None:
+    rows = {row.name: row.settings for row in paper.find("causes").rows}
+    for name, precision in (("fp32-0.9", "fp32"), ("batch-0.9", "bf16")):
+        for setting in rows[name]:
+            found = setting.config("short", 0, Path("base"), precision="bf16", kernels="on")
+            assert (found.precision, found.kernels) == (precision, "on")
+
+
 def test_base_networks_are_trained_with_the_default_recipe() -> None:
     assert RESNET56.config("paper") == RESNET56.config("short") == Train(model="resnet56", data="cifar10", epochs=100)
     assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200)
@@ -512,8 +520,16 @@ def test_other_filters_or_another_base_are_told(shelf: Path, tmp_path: Path, cha
 
 
 def test_numbers_for_other_programs(shelf: Path, said: dict[str, Any]) -> None:
-    found, name = said["random"][0]["runs"], "smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-random-ku1"
-    assert found[name] == [read(shelf, f"{name}-seed{seed}")["accuracy"]["final"] for seed in (0, 1)]
+    """The last epochs', by run."""
+    assert len(said["random"][0]["runs"]["smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-random-ku1"]) == 2
+    last, best = [], []
+    for shown, _ in said.values():
+        for name, values in shown["runs"].items():
+            kept = [read(shelf, f"{name}-seed{seed}")["accuracy"] for seed in range(len(values))]
+            assert values == [each["final"] for each in kept]
+            last += values
+            best += [each["best"] for each in kept]
+    assert last != best
 
 
 def test_seeds_add_runs_and_a_pick_a_seed(shelf: Path, said: dict[str, Any]) -> None:

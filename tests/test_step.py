@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import choosing, convolutions, evaluation, jobs, models, train
+from growprune import choosing, convolutions, evaluation, jobs, models, outcome, train
 from growprune import step as steps
 from growprune.choosing import choose, determinism
 from growprune.config import Config, Prune, Train
@@ -930,3 +930,16 @@ def test_side_by_side_on_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(gp.GrowpruneError, match="enough"):
         jobs.side_by_side([(Train(model="resnet20", data="digits", device="cuda:1"), tmp_path / "run")], 2, quiet=True)
     assert seen == [("cuda", "cuda:1")]
+
+
+def test_a_result_names_the_code_that_made_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the package's files: their names and what is in them."""
+    assert outcome.environment("cpu", 1)["source"] == outcome.source()
+    (package := tmp_path / "growprune" / "paper").mkdir(parents=True)
+    monkeypatch.setattr(outcome, "__file__", str(package.parent / "outcome.py"))
+    found = []
+    for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "2"), ("b.pyc", "2")):
+        (package / name).write_text(text)
+        found.append(outcome.source.__wrapped__())
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
