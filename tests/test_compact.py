@@ -384,6 +384,37 @@ def test_the_users_random_numbers_are_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("newer", [False, True])
+def test_proofs_are_in_full_precision_and_the_users_is_left_alone(newer: bool) -> None:
+    """TF32 rounds wide layers and not narrow ones: a network and its smaller self would differ by it."""
+    seen: set[str] = set()
+    cudnn: Any = torch.backends.cudnn
+    kinds = {"matmul": torch.backends.cuda.matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}
+
+    class Watched(Owned):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.update(str(kind.fp32_precision) for kind in kinds.values())
+            return super().forward(x)
+
+    before = {name: kind.fp32_precision for name, kind in kinds.items()}
+    try:
+        if newer:
+            kinds["matmul"].fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("medium")
+        given = {name: kind.fp32_precision for name, kind in kinds.items()}
+        assert given["matmul"] == given["conv"] == "tf32"
+        gp.Pruner(Watched(), IMAGE, schedule=gp.OneShot()).compact()
+        assert seen == {"ieee"}
+        assert {name: kind.fp32_precision for name, kind in kinds.items()} == given
+        assert newer or (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == ("medium", True)
+    finally:
+        if not newer:
+            torch.set_float32_matmul_precision("highest")
+        for name, kind in kinds.items():
+            kind.fp32_precision = before[name]
+
+
 def test_memory_format_and_dtype_survive() -> None:
     model = owned().double().to(memory_format=torch.channels_last)
     pruner = gp.Pruner(model, IMAGE.double(), schedule=gp.OneShot(), ratios={"conv1": 0.5, "conv2": 0.5})

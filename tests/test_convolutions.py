@@ -23,7 +23,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from growprune import convolutions
-from growprune.convolutions import VARIANTS, Aligned, FewChannels, best_of, block, candidates, faster, suits, swapped
+from growprune.convolutions import (
+    VARIANTS,
+    WIDEST,
+    Aligned,
+    FewChannels,
+    best_of,
+    block,
+    candidates,
+    convolve_tile,
+    correlate_tile,
+    faster,
+    suits,
+    swapped,
+)
 
 WIDTHS = [1, 3, 6, 16, 20, 33, 64]
 CASES: dict[str, dict[str, Any]] = {
@@ -43,12 +56,20 @@ CASES: dict[str, dict[str, Any]] = {
     "weight channels last": {"shape": (2, 20, 6, 7), "filters": 16, "weight": "channels_last"},
     "weight with gaps": {"shape": (2, 6, 5, 6), "filters": 3, "weight": "gaps"},
     "input needs no gradient": {"shape": (2, 3, 7, 5), "filters": 16, "input": False},
+    "more rows than a program's": {"shape": (2, 16, 19, 3), "filters": 16},
+    "odd rows, two at a time": {"shape": (3, 12, 7, 5), "filters": 16},
+    "more rows, wide": {"shape": (1, 33, 17, 3), "filters": 40},
+    "more taps than a program's": {"shape": (1, 24, 9, 5), "filters": 32},
+    "a program sums many tiles": {"shape": (9, 6, 9, 17), "filters": 20, "parts": 3},
+    "a program sums many tiles, mirrored": {"shape": (9, 16, 17, 16), "filters": 3, "parts": 2},
+    "more sums than are collected at once": {"shape": (67, 1, 1, 64), "filters": 1},
 }
 CHANCE = random.Random(0)
 for _ in range(10):
     SHAPE = CHANCE.randint(1, 3), CHANCE.choice(WIDTHS), CHANCE.randint(1, 12), CHANCE.randint(1, 12)
     FILTERS, LAYOUT = CHANCE.choice(WIDTHS), CHANCE.choice(["contiguous", "channels_last"])
     CASES[f"random {SHAPE} to {FILTERS}, {LAYOUT}"] = {"shape": SHAPE, "filters": FILTERS, "weight": LAYOUT}
+MOST = convolutions.PARTS
 OPCHECK = "plain", "one pixel", "pruned to one", "weight channels last", "weight with gaps"
 
 
@@ -63,6 +84,7 @@ def measured(name: str) -> dict[str, Any]:
     case = CASES[name]
     torch.manual_seed(len(name))
     channels = case["shape"][1]
+    convolutions.PARTS = case.get("parts", MOST)
     x = laid_out(torch.randn(case["shape"]), case.get("x", "channels_last")).requires_grad_(case.get("input", True))
     weight = laid_out(torch.randn(case["filters"], channels, 3, 3), case.get("weight", "contiguous")).requires_grad_()
     wanted = [t for t in (x, weight) if t.requires_grad]
@@ -270,6 +292,22 @@ def test_layers_that_the_kernels_can_do(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_blocks_hold_the_channels() -> None:
     assert [block(n) for n in (1, 16, 17, 32, 33, 64, 144)] == [16, 16, 32, 32, 64, 64, 256]
+    assert [block(n, 8) for n in (1, 8, 9, 64)] == [8, 8, 16, 64]
+
+
+@pytest.mark.parametrize("a", range(1, WIDEST + 1, 3))
+def test_a_tile_is_whole(a: int) -> None:
+    """Rows that are taken together are of one program, and shared memory holds what is read ahead: 227 KB on Hopper, 99
+    KB on consumer GPUs, of which something is left for the weights."""
+    for b in range(a, WIDEST + 1):
+        tile = correlate_tile(a, b)
+        assert tile.rows % tile.step == 0
+        taps = min(tile.taps, block(3 * a))
+        assert 2 * tile.stages * tile.columns * (tile.step * taps + (tile.step + 2) * block(b, 8)) <= 99 * 1024
+        for c, k in ((a, b), (b, a)):
+            tile = convolve_tile(c, k)
+            assert tile.step == 1
+            assert 2 * tile.stages * tile.columns * min(block(3 * c), 3 * block(c)) <= 64 * 1024
 
 
 # -- which is faster ---------------------------------------------------------------------------------------------------

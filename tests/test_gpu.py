@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import models
+from growprune import models, proof
 
 pytestmark = [
     pytest.mark.gpu,
@@ -115,6 +115,21 @@ def test_the_same_units_go_on_both_devices(granularity: str) -> None:
     assert all(torch.equal(masks[layer].cpu(), mask) for layer, mask in host.masks().items())
     small = gp.Pruner(net.cuda(), torch.zeros(1, 3, 32, 32).cuda(), gp.OneShot(), granularity=granularity).compact()  # type: ignore[arg-type]
     assert {p.device.type for p in small.parameters()} == {"cuda"}
+
+
+def test_a_proof_is_not_blurred_by_tf32() -> None:
+    """Torch allows it to convolutions: the whole network is then rounded, the one with odd widths is not."""
+    assert torch.backends.cudnn.allow_tf32
+    torch.manual_seed(0)
+    net = models.create("resnet56").cuda()
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+            nn.init.normal_(norm.bias)
+    example = torch.randn(2, 3, 32, 32, device="cuda")
+    pruner = gp.Pruner(net, example, gp.OneShot(), ratios=0.7)
+    small = pruner.compact(fold=False)
+    assert proof.difference(small, proof.masked(net, pruner.groups, pruner._pruned), example) < 1e-4
 
 
 def test_the_model_may_move_after_the_pruner_is_made() -> None:

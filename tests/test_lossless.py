@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import growprune as gp
 from growprune import jobs
 from growprune.config import Config, Prune, Train
+from growprune.errors import GrowpruneError
 from growprune.run import Folder
 from growprune.train import Job, StoppedError
 from runs import COMMAND, Fork, Process, Shop, outcome, steps, until
@@ -350,6 +352,31 @@ def test_a_dead_process_holds_no_folder(shop: Shop, alone: dict[str, dict[str, A
     assert "in use by another process" in shop.refused("resume", run)
     assert second.wait().code == 0
     assert outcome(run) == alone["train"]
+
+
+# -- what fails of itself ----------------------------------------------------------------------------------------------
+
+
+def test_a_removal_that_fails_loses_no_step(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pushing took hours, and the user's model does not survive its removal: mended, the run goes on from there."""
+    monkeypatch.chdir(shop.path)
+    monkeypatch.syspath_prepend(shop.path)
+    config, run, done = replace(CONFIGS["greg1"], save_every=1000.0), shop.path / "fails", list[int]()
+    do = Job.do
+    monkeypatch.setattr(Job, "do", lambda job, step: (done.append(job.at), do(job, step))[1])
+
+    def fails(*_: object, **__: object) -> None:
+        raise GrowpruneError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(gp.Pruner, "compact", fails)
+        with pytest.raises(GrowpruneError, match="no"):
+            jobs.run(config, run, quiet=True)
+    pushed = len(done)
+    assert pushed > 2
+    result = jobs.run(config, run, quiet=True)
+    assert len(done) == result["steps"]
+    assert done == [0] * pushed + [1] * (len(done) - pushed)
 
 
 # -- a signal that comes too late --------------------------------------------------------------------------------------

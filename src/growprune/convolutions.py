@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -45,40 +45,90 @@ def suits(module: nn.Module) -> bool:
     )
 
 
-def block(channels: int) -> int:
-    """The power of two that holds them, 16 at least: the tensor cores' own step."""
-    return max(16, 1 << (channels - 1).bit_length())
+def block(channels: int, least: int = 16) -> int:
+    """The power of two that holds them, 16 at least: the tensor cores' own step (8 where they are columns)."""
+    return max(least, 1 << (channels - 1).bit_length())
 
 
-def launch_convolve(x: Tensor, weight: Tensor, flip: bool) -> Tensor:
+class Tile(NamedTuple):
+    """What one program takes on, and how: all that is to be tuned."""
+
+    columns: int  # of pixels, across images
+    rows: int
+    warps: int
+    stages: int  # rows that are read ahead, and the one at hand
+    step: int = 1  # rows at once (correlate)
+    taps: int = 64  # most of 3 × channels in one program (correlate)
+
+
+def convolve_tile(c: int, k: int) -> Tile:
+    """Of a convolution from c channels to k. Two warps multiply out of registers; four, from 64 columns on, would out
+    of shared memory (wgmma), which costs more than it brings where a product is as small as these."""
+    if max(c, k) <= 16:
+        return Tile(columns=64, rows=8, warps=2, stages=3)
+    if max(c, k) <= 32:
+        return Tile(columns=32, rows=8, warps=2, stages=3)
+    if min(c, k) <= 32:
+        return Tile(columns=32, rows=4, warps=2, stages=3)
+    return Tile(columns=16, rows=8, warps=4, stages=3)
+
+
+def correlate_tile(a: int, b: int) -> Tile:
+    """Of a weight's gradient between a channels and b, a the fewer."""
+    if b <= 16:
+        return Tile(columns=64, rows=16, warps=2 if a <= 5 else 4, stages=3)
+    return Tile(columns=64 if b <= 32 or a >= 32 else 32, rows=8, warps=4, stages=2, step=2)
+
+
+PARTS = 512
+"""Sums that the weight's gradient is made of, at most."""
+
+
+def mirrored(strides: Sequence[int], mirror: bool) -> tuple[int, int, int]:
+    """Where the first of nine weights lies, and the steps to the next row and column."""
+    _, _, row, col = strides
+    return (2 * row + 2 * col, -row, -col) if mirror else (0, row, col)
+
+
+def launch_convolve(x: Tensor, weight: Tensor, flip: bool, tile: Tile | None = None) -> Tensor:
     """The convolution of x, or with `flip` the gradient of its input."""
     n, c, height, width = x.shape
     k = weight.shape[1 if flip else 0]
-    out_stride, in_stride = (weight.stride(1), weight.stride(0)) if flip else weight.stride()[:2]
+    outer, inner = (weight.stride(1), weight.stride(0)) if flip else weight.stride()[:2]
+    start, row, col = mirrored(weight.stride(), flip)
     y = torch.empty((n, k, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    pixels, bm = n * height * width, 256
-    kernels.convolve[(triton.cdiv(pixels, bm),)](
-        x, weight, y, height, width, pixels, out_stride, in_stride, weight.stride(2), weight.stride(3),
-        C=c, K=k, FLIP=flip, BM=bm, BC=block(c), BK=block(k), num_warps=4 if max(c, k) <= 16 else 8,
+    columns, rows, warps, stages, *_ = tile or convolve_tile(c, k)
+    parts = 1 if block(3 * c) < 3 * block(c) else 3
+    kernels.convolve[(triton.cdiv(n * width, columns), triton.cdiv(height, rows))](
+        x, weight, y, n, height, width, start, outer, inner, row, col, C=c, K=k, PARTS=parts,
+        BM=columns, BQ=block(3 * c // parts), BK=block(k, 8), ROWS=rows, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
 
-def launch_correlate(x: Tensor, grad: Tensor, weight: Tensor) -> Tensor:
-    """The gradient of the weight, laid out as the weight is."""
+def launch_correlate(x: Tensor, grad: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
+    """The gradient of the weight, laid out as the weight is. Neighbours are read of the side that has fewer channels:
+    what a pixel's left neighbour is to its gradient, the gradient's right neighbour is to the pixel."""
     n, c, height, width = x.shape
-    k, pixels = grad.shape[1], n * height * width
+    k, size = grad.shape[1], weight.numel()
     strides = torch.empty_like(weight, device="meta").stride()  # those of the weight, unless it has gaps
-    bm, bq = 64, min(256 if c <= 16 else 128, block(9 * c))
-    columns = triton.cdiv(9 * c, bq)
-    parts = max(1, min(triton.cdiv(264, columns), triton.cdiv(pixels, bm)))
-    chunk = triton.cdiv(triton.cdiv(pixels, parts), bm) * bm
-    out = torch.empty((parts, weight.numel()), dtype=torch.float32, device=x.device)
-    kernels.correlate[(parts, columns)](
-        x, grad, out, height, width, pixels, chunk, weight.numel(), *strides,
-        C=c, K=k, BM=bm, BQ=bq, BK=block(k), num_warps=4, num_stages=2,
+    flip = k < c
+    a, b = (grad, x) if flip else (x, grad)
+    outer, inner = strides[:2] if flip else (strides[1], strides[0])
+    start, row, col = mirrored(strides, flip)
+    columns, rows, warps, stages, step, taps = tile or correlate_tile(min(c, k), max(c, k))
+    across = triton.cdiv(n * width, columns)
+    tiles = across * triton.cdiv(height, rows)
+    parts, bq = min(tiles, PARTS), min(taps, block(3 * min(c, k)))
+    sums = torch.empty((parts, size), dtype=torch.float32, device=x.device)
+    kernels.correlate[(parts, triton.cdiv(3 * min(c, k), bq))](
+        a, b, sums, n, height, width, tiles, across, size, start, outer, inner, row, col,
+        A=min(c, k), B=max(c, k), BM=columns, BQ=bq, BB=block(max(c, k), 8), ROWS=rows, STEP=step,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out.sum(0).as_strided(weight.shape, strides)
+    out = torch.empty(size, dtype=torch.float32, device=x.device)
+    kernels.collect[(triton.cdiv(size, 32),)](sums, out, parts, size, BP=64, BS=32, num_warps=4)
+    return out.as_strided(weight.shape, strides)
 
 
 def last(x: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bflo
 
 
 def tolerance(model: nn.Module) -> float:
-    """By the coarsest number format in the model; float32 on a GPU may be TF32."""
+    """By the coarsest number format in the model; a GPU's convolutions may be a few digits less exact (Winograd's)."""
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
     on_gpu = any(p.is_cuda for p in model.parameters())
     return max([TOLERANCE.get(kind, 5e-2) for kind in kinds] + [2e-3 if on_gpu else 0.0])

@@ -50,10 +50,37 @@ def quietly(model: nn.Module) -> Iterator[None]:
     device = next(model.parameters()).device
     cuda = [device.index or 0] if device.type == "cuda" else []
     plain = torch.autocast(device.type, enabled=False)  # casts would hide parameters, and blur comparisons
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda), plain:
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), plain, all_digits():
         for generator in [torch.default_generator, *(torch.cuda.default_generators[i] for i in cuda)]:
             generator.manual_seed(0)
         yield
+
+
+@contextmanager
+def all_digits() -> Iterator[None]:
+    """float32 with all its digits. In TF32 wide layers are rounded and narrow ones are not, so that a network and its
+    smaller self differ by thousandths. Torch has two names for this, and refuses the older once a user has mixed them.
+    """
+    cudnn: Any = torch.backends.cudnn
+    kinds = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    found = [kind.fp32_precision for kind in kinds]
+    try:
+        older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:
+        older = None
+    try:
+        if older:
+            torch.set_float32_matmul_precision("highest")
+            cudnn.allow_tf32 = False
+        for kind in kinds:
+            kind.fp32_precision = "ieee"
+        yield
+    finally:
+        if older:
+            torch.set_float32_matmul_precision(older[0])
+            cudnn.allow_tf32 = older[1]
+        for kind, precision in zip(kinds, found, strict=True):
+            kind.fp32_precision = precision
 
 
 @contextmanager

@@ -141,6 +141,8 @@ class Job:
                     raise StoppedError(self.before + self.done)
                 if time.perf_counter() - self.saved >= self.config.save_every:
                     self.save()
+            if self.done and stage is not self.stages[-1]:
+                self.save()  # what ends a stage may fail, and a user's model with it: not a step is lost
             self.leave(stage)
             del step  # and with it the captured graph's memory, before the next stage takes its own
         self.finish()
