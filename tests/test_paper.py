@@ -50,7 +50,7 @@ ROWS = {
     "ku": "resnet56-5",
     "figure1": "resnet56",
     "scopes": "0.9",
-    "causes": "batch-0.9",
+    "causes": "resnet56-batch-0.9",
     "table3": "resnet50-3.06",
     "table4": "greg1",
 }
@@ -277,7 +277,7 @@ def test_figure_1_ends_where_the_papers_iterations_do() -> None:
 
 def test_an_option_for_all_runs_yields_to_what_a_row_is_about() -> None:
     rows = {row.name: row.settings for row in paper.find("causes").rows}
-    for name, precision in (("fp32-0.9", "fp32"), ("batch-0.9", "bf16")):
+    for name, precision in (("resnet56-fp32-0.9", "fp32"), ("resnet56-batch-0.9", "bf16")):
         for setting in rows[name]:
             found = setting.config("short", 0, Path("base"), precision="bf16", kernels="on")
             assert (found.precision, found.kernels) == (precision, "on")
@@ -404,7 +404,7 @@ def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> Non
         ("ku", 2, 12),
         ("figure1", 2, 2),
         ("scopes", 1, 6),
-        ("causes", 2, 33),
+        ("causes", 4, 57),
         ("table3", 2, 15),
         ("table4", 1, 3),
     ],
@@ -565,7 +565,7 @@ def test_only_the_tables_of_the_rows_asked_for_are_shown(shop: Shop, shelf: Path
     shown = {name: len(found["grids"]) for name, (found, _) in said.items()}
     every = {name: len(paper.find(name).grids(lambda _: Found(()))) for name in paper.NAMES}
     assert shown == {**dict.fromkeys(paper.NAMES, 1)}
-    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 3}
+    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 6}
     assert every == {**shown, **several}
     words = " ".join(shop.done(*command("table1", shelf, "--no-run", "--only", "resnet56-0.9,vgg19-0.8")).out.split())
     assert words.count("Table 1: ") == 2
