@@ -283,6 +283,20 @@ def test_an_option_for_all_runs_yields_to_what_a_row_is_about() -> None:
             assert (found.precision, found.kernels) == (precision, "on")
 
 
+def test_causes_have_the_authors_settings() -> None:
+    """Those of their published commands: two batches, ImageNet's normalisation for CIFAR-10 alone."""
+    rows = {row.name: row.settings for row in paper.find("causes").rows}
+    for name, batch, normalize in (("resnet56-authors-0.9", 128, "imagenet"), ("vgg19-authors-0.7", 256, "own")):
+        once, greg = (config(setting, "short") for setting in rows[name])
+        trained = rows[name][0].base.config("short")
+        assert (trained.batch, trained.epochs, trained.lr) == (batch, 200, "0:0.1,100:0.01,150:0.001")
+        assert (once.batch, greg.batch, greg.prune_batch) == (batch, batch, batch)
+        assert {trained.normalize, once.normalize, greg.normalize} == {normalize}
+        assert (trained.warm_up, greg.ks, greg.ku) == (0.0, 10_000, 1)
+    assert "resnet56-batch-0.9" in rows
+    assert "vgg19-batch-0.7" not in rows
+
+
 def test_base_networks_are_trained_with_the_default_recipe() -> None:
     assert RESNET56.config("paper") == RESNET56.config("short") == Train(model="resnet56", data="cifar10", epochs=100)
     assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200)
