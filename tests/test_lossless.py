@@ -311,27 +311,43 @@ except (StoppedError, GrowpruneError) as error:
 """
 
 
-@pytest.mark.parametrize("trouble", ["SIGTERM", "NaN"])
-def test_all_of_several_are_saved_when_one_stops(shop: Shop, trouble: str) -> None:
-    name = f"several-{trouble}"
-    models = "mynets:linear,mynets:linear" if trouble == "SIGTERM" else "mynets:linear,mynets:bad"
-    command = [COMMAND[0], "-c", SIDE_BY_SIDE, models, name]
-    process = Process(command, shop.path, {"SLOW": "0.05"})
-    runs = [shop.path / f"{name}-{i}" for i in range(2)]
-    if trouble == "SIGTERM":
-        assert until(lambda: all(notes(run) for run in runs), process.alive)
-        process.kill(signal.SIGTERM)
-    done = process.wait()
-    said = "StoppedError stopped at step" if trouble == "SIGTERM" else "GrowpruneError the loss or a gradient"
-    assert done.out.startswith(said), done
-    assert min(steps(run)[-1] for run in runs[: 2 if trouble == "SIGTERM" else 1]) >= 5
-    if trouble == "SIGTERM":
-        assert set(Process(command, shop.path, {}).wait().out.splitlines()) == {f"finished {run.name}" for run in runs}
-    else:
-        shop.done("resume", runs[0])
+def several(shop: Shop, name: str, *models: str, **environment: str) -> tuple[Process, list[Path]]:
+    command = [COMMAND[0], "-c", SIDE_BY_SIDE, ",".join(f"mynets:{model}" for model in models), name]
+    return Process(command, shop.path, environment), [shop.path / f"{name}-{i}" for i in range(len(models))]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shop: Shop) -> dict[str, Any]:
+    """What the first of several gives if there is no other."""
     same = ["--data", "images", "--threads", "1", "--epochs", "3", "--batch", "200", "--lr", "0.1", "--warm-up", "5"]
-    shop.done("train", "--model", "mynets:linear", *same, "--out", f"{name}-alone")
-    assert outcome(runs[0]) == outcome(shop.path / f"{name}-alone")
+    shop.done("train", "--model", "mynets:linear", *same, "--out", "undisturbed")
+    return outcome(shop.path / "undisturbed")
+
+
+def test_all_of_several_are_saved_when_they_are_stopped(shop: Shop, undisturbed: dict[str, Any]) -> None:
+    process, runs = several(shop, "stopped", "linear", "linear", SLOW="0.05")
+    assert until(lambda: all(notes(run) for run in runs), process.alive)
+    process.kill(signal.SIGTERM)
+    done = process.wait()
+    assert done.out.startswith("StoppedError stopped at step"), done
+    assert min(steps(run)[-1] for run in runs) >= 5
+    again, _ = several(shop, "stopped", "linear", "linear")
+    assert set(again.wait().out.splitlines()) == {f"finished {run.name}" for run in runs}
+    assert outcome(runs[0]) == undisturbed
+
+
+def test_one_that_fails_keeps_no_other_from_its_end(shop: Shop, undisturbed: dict[str, Any]) -> None:
+    """Neither one that diverges nor one that cannot even begin, of which nothing is left."""
+    process, runs = several(shop, "failing", "linear", "bad", "nowhere", "linear")
+    done = process.wait()
+    *finished, last = done.out.splitlines()
+    assert sorted(finished) == ["finished failing-0", "finished failing-3"], done
+    failing = r"SomeFailedError failing-1: the loss or a gradient .*; 1 more failed: failing-2"
+    assert re.fullmatch(failing, last), done
+    assert re.search(r"^failing-1: failed: the loss or a gradient", done.err, re.MULTILINE)
+    assert re.search(r"^failing-2: failed: .*nowhere", done.err, re.MULTILINE)
+    assert [run.exists() for run in runs] == [True, True, False, True]
+    assert outcome(runs[0]) == undisturbed
 
 
 def test_a_dead_process_holds_no_folder(shop: Shop, alone: dict[str, dict[str, Any]]) -> None:

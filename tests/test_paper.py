@@ -101,6 +101,19 @@ def bare(shelf: Path, place: Path, *kept: str) -> Path:
     return place
 
 
+def test_what_fails_keeps_nothing_else_from_being_run_and_shown(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    """A file where a run's folder should be; the table has the other run, and the command ends with the error."""
+    out = bare(shelf, tmp_path / "shelf")
+    (out / "runs").mkdir()
+    (out / "runs" / ONCE).touch()
+    done = shop.run(*command("table1", out, "--only", "resnet56-0.9", "--json"))
+    assert done.code == 2
+    assert re.search(rf"^growprune: {ONCE}: .*/{ONCE}: is a file; ", done.err, re.MULTILINE), done
+    assert "resnet56-0.9" in json.loads(done.out)["missing"]
+    made = {path.stem for path in out.glob("smoke-*.json")}
+    assert made == {"smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0"}
+
+
 def read(shelf: Path, key: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((shelf / f"{key}.json").read_text())
     return found
@@ -325,7 +338,7 @@ def test_a_key_is_one_run_and_a_run_one_key() -> None:
     for scales in (("paper", "short"), ("smoke",)):
         runs: dict[str, str] = {}
         for setting, scale, seed in itertools.product(SETTINGS, scales, (0, 1)):
-            asked = json.dumps(setting.config(scale, seed, Path("base")).to_json())
+            asked = json.dumps(setting.config(scale, seed, Path(setting.base.name)).to_json())
             assert runs.setdefault(setting.key(scale, seed), asked) == asked
         assert len(set(runs.values())) == len(runs) or scales == ("smoke",)  # its own batch stands for any
 

@@ -338,6 +338,7 @@ def reproduce(
     """
     asked = configs.Reproduce(**given)
     from growprune import paper
+    from growprune.jobs import SomeFailedError
     from growprune.paper.comparison import compared, publish
     from growprune.paper.reproduce import Lab
     from growprune.paper.reproduce import reproduce as fulfil
@@ -358,9 +359,12 @@ def reproduce(
         lab.say("--images: not looked at, a smoke run is on digits")
     if not asked.run and not lab.out.is_dir():
         lab.say(f"--out: no folder {lab.out}: nothing was run there")
+    failed: SomeFailedError | None = None
     if asked.run:
         try:
             fulfil(lab, experiment, only)
+        except SomeFailedError as error:
+            failed = error  # and the table of all that did not
         except StoppedError as stopped:
             print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
             sys.exit(128 + stopped.signal)
@@ -372,6 +376,8 @@ def reproduce(
     show(part.to_json(), lambda _: part.shown(), as_json)
     if page is not None and not as_json:
         print(f"Report: {page}")
+    if failed is not None:
+        raise failed
 
 
 def show(result: dict[str, Any], table: Callable[[dict[str, Any]], Any], as_json: bool) -> None:

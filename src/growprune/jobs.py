@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,8 @@ from growprune.report.progress import Progress
 from growprune.run import Folder
 from growprune.streaming import undecodable
 from growprune.train import Job, StoppedError
+
+FINISHED = "finished before: nothing was done"
 
 
 def run(
@@ -73,7 +75,7 @@ def one(
             if folder is not None:
                 folder.tidy()  # it may have been killed before it did
                 with Progress(label, quiet) as progress:
-                    progress.say("finished before: nothing was done")
+                    progress.say(FINISHED)
             return finished, None
         jobs: list[Job] = []
         with (
@@ -83,8 +85,9 @@ def one(
             heeding(jobs) as asked,
         ):
             jobs.append(Job(config, folder, device, world, progress))
-            for _ in together(jobs):
-                pass
+            for _, failure in together(jobs):
+                if failure is not None:
+                    raise failure
         return jobs[0].result, asked[-1] if asked else None
     except Exception:
         if folder is not None:
@@ -95,13 +98,23 @@ def one(
             folder.close()
 
 
+class SomeFailedError(GrowpruneError):
+    """Of several runs; the others went on."""
+
+    def __init__(self, failures: Mapping[str, str]) -> None:
+        (name, why), *others = failures.items()
+        more = f"; {len(others)} more failed: {', '.join(other for other, _ in others)}" if others else ""
+        super().__init__(f"{name}: {why}{more}")
+
+
 def side_by_side(
     configs: Sequence[tuple[Config, Path]],
     parallel: int,
     quiet: bool = False,
     finished: Callable[[Path], None] = lambda folder: None,
 ) -> list[dict[str, Any]]:
-    """Several runs on one GPU, `parallel` at a time, each giving what it gives alone; `finished` hears of each."""
+    """Several runs on one device, `parallel` at a time, each giving what it gives alone; `finished` hears of each. One
+    that fails is told at once, and does not keep the others from what they can do."""
     if not configs:
         return []
     if len({(usable(each.device), each.deterministic, each.threads) for each, _ in configs}) > 1:
@@ -109,21 +122,38 @@ def side_by_side(
     device = usable(configs[0][0].device)
     configs = [(replace(each, device=device.partition(":")[0]), out) for each, out in configs]
     results: dict[int, dict[str, Any]] = {}
-    queue = list(enumerate(configs))
-    folders: list[Folder] = []
+    failures: dict[str, str] = {}
+    folders: dict[int, Folder] = {}
+    numbers: dict[int, int] = {}
+    running: list[Job] = []
+    measured: Measured = {}  # the same network need not be measured twice
+    asked: Sequence[int] = ()
 
     def start(number: int, config: Config, out: Path) -> Job | None:
-        folder = Folder.claim(out, config)
-        folders.append(folder)
-        if folder.result is not None:
-            results[number] = folder.result
-            finished(out)
-            return None
         progress = screens.enter_context(Progress(out.name, quiet))
-        return Job(config, folder, device, progress=progress, measured=measured)
+        try:
+            folder = folders[number] = Folder.claim(out, config)
+            if folder.result is None:
+                return Job(config, folder, device, progress=progress, measured=measured)
+            folder.tidy()  # it may have been killed before it did
+            progress.say(FINISHED)
+            results[number] = folder.result
+        except GrowpruneError as error:
+            failed(number, progress, error)
+        else:
+            finished(out)
+        return None
+
+    def failed(number: int, progress: Progress, error: GrowpruneError) -> None:
+        failures[configs[number][1].name] = str(error)
+        progress.end(f"failed after {progress.done:,} of {progress.steps:,} steps")
+        progress.say(f"failed: {error}")
+        if number in folders:
+            folders[number].abandon()
+            folders[number].close()
 
     def jobs() -> Iterator[Job]:
-        for number, (config, out) in queue:
+        for number, (config, out) in enumerate(configs):
             if asked:
                 return
             job = start(number, config, out)
@@ -132,71 +162,67 @@ def side_by_side(
                 running.append(job)
                 yield job
 
-    numbers: dict[int, int] = {}
-    running: list[Job] = []
-    measured: Measured = {}  # the same network need not be measured twice
-    asked: Sequence[int] = ()
     try:
         with ExitStack() as screens, surroundings(configs[0][0]), heeding(running) as asked:
-            for job in together(jobs(), parallel):
-                number = numbers[id(job)]
-                results[number] = job.result
+            for job, failure in together(jobs(), parallel):
+                number = numbers.pop(id(job))
                 running.remove(job)
-                finished(configs[number][1])
-                del job
-                gc.collect()  # what a caught exception still holds: its network and images, on the GPU
-        if len(results) < len(configs):
+                if failure is not None:
+                    failed(number, job.progress, failure)
+                else:
+                    results[number] = job.result
+                    finished(configs[number][1])
+                del job, failure
+        if len(results) + len(failures) < len(configs):
             raise StoppedError(0, asked[-1])
     except Exception:
-        for folder in folders:
+        for folder in folders.values():
             folder.abandon()
         raise
     finally:
-        for folder in folders:
+        for folder in folders.values():
             folder.close()
+    if failures:
+        raise SomeFailedError(failures)
     return [results[number] for number in range(len(configs))]
 
 
-def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[Job]:
-    """Advance up to `parallel` jobs in turn, a step each, every one on its own stream; gives each when it is done.
-
-    When one cannot go on, or is asked to stop, the others are stopped too, saved, before that is told.
-    """
+def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[tuple[Job, GrowpruneError | None]]:
+    """Advance up to `parallel` jobs in turn, a step each, every one on its own stream; gives each when it is done, or
+    with what it failed of. When one is asked to stop, the others are stopped too, saved, before that is told."""
     waiting = iter(jobs)
     working: list[tuple[Job, Iterator[None]]] = []
     over = object()
-    trouble: list[StoppedError | GrowpruneError] = []
-
-    def stop(error: StoppedError | GrowpruneError) -> None:
-        if isinstance(error, StoppedError) and error.at_once:
-            raise error
-        trouble.append(error)
-        for job, _ in working:
-            job.stopping = True
-
+    stopped: StoppedError | None = None
     while True:
-        try:
-            while not trouble and len(working) < parallel and (job := next(waiting, None)) is not None:
-                if job.stream is not None:  # the network was made on another one
-                    job.stream.wait_stream(torch.cuda.current_stream(job.device))
-                working.append((job, job.work()))
-        except GrowpruneError as error:
-            stop(error)
+        while stopped is None and len(working) < parallel and (job := next(waiting, None)) is not None:
+            if job.stream is not None:  # the network was made on another one
+                job.stream.wait_stream(torch.cuda.current_stream(job.device))
+            working.append((job, job.work()))
         if not working:
             break
         for pair in list(working):
+            failure = None
             try:
                 with torch.cuda.stream(pair[0].stream):
-                    finished = next(pair[1], over) is over
-            except (StoppedError, GrowpruneError) as error:
+                    if next(pair[1], over) is not over:
+                        continue
+            except StoppedError as error:
+                if error.at_once:
+                    raise
+                stopped = stopped or error
                 working.remove(pair)
-                stop(error)
+                for other, _ in working:
+                    other.stopping = True
                 continue
-            if finished:
-                working.remove(pair)
-                yield pair[0]
-    if trouble:
-        raise min(trouble, key=lambda each: isinstance(each, StoppedError))  # that which nobody asked for first
+            except GrowpruneError as error:
+                failure = error
+            working.remove(pair)
+            yield pair[0], failure
+            del pair, failure
+            gc.collect()  # what a caught exception still holds: its network and images, on the GPU
+    if stopped is not None:
+        raise stopped
 
 
 @contextmanager

@@ -144,15 +144,15 @@ def began(folder: Path, network: Path) -> Path:
 
 
 def perform(lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[Path], None]) -> None:
-    """Runs, one after another or several at a time; `finished` hears of each. What another process is doing is left to
-    it, and said in the end."""
+    """Runs, one after another or several at a time; `finished` hears of each. One that fails is told in the end, when
+    all others are done; so is what another process is doing, which is left to it."""
     taken = [folder.name for _, folder in plans if not launched() and in_use(folder)]
     plans = [(config, folder) for config, folder in plans if folder.name not in taken]
-    if lab.at_once > 1:
-        side_by_side(plans, lab.at_once, finished=finished)
-    else:
+    if launched():
         for config, folder in plans:
             run(config, folder, label=folder.name, finished=finished, more=True)
+    else:
+        side_by_side(plans, lab.at_once, finished=finished)
     if taken:
         raise GrowpruneError(f"another process is at work on {', '.join(taken)}: give the same command when it is done")
 
