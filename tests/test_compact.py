@@ -384,35 +384,47 @@ def test_the_users_random_numbers_are_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("newer", [False, True])
-def test_proofs_are_in_full_precision_and_the_users_is_left_alone(newer: bool) -> None:
+@pytest.mark.parametrize("way", ["older", "newer", "whole"])
+def test_proofs_are_in_full_precision_and_the_users_is_left_alone(way: str) -> None:
     """TF32 rounds wide layers and not narrow ones: a network and its smaller self would differ by it."""
     seen: set[str] = set()
-    cudnn: Any = torch.backends.cudnn
-    kinds = {"matmul": torch.backends.cuda.matmul, "conv": cudnn.conv, "rnn": cudnn.rnn}
+    backends: Any = torch.backends
+    kinds = [backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+    kinds += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
+
+    def precisions() -> list[str]:
+        return [kind.fp32_precision for kind in kinds]
 
     class Watched(Owned):
         def forward(self, x: Tensor) -> Tensor:
-            seen.update(str(kind.fp32_precision) for kind in kinds.values())
+            seen.update(precisions())
+            assert way != "older" or not backends.cudnn.allow_tf32  # `cudnn.flags` refuses what does not agree
             return super().forward(x)
 
-    before = {name: kind.fp32_precision for name, kind in kinds.items()}
+    before = precisions()
     try:
-        if newer:
-            kinds["matmul"].fp32_precision = "tf32"
-        else:
+        if way == "older":
             torch.set_float32_matmul_precision("medium")
-        given = {name: kind.fp32_precision for name, kind in kinds.items()}
-        assert given["matmul"] == given["conv"] == "tf32"
+        elif way == "newer":
+            backends.cuda.matmul.fp32_precision = "tf32"
+        else:
+            backends.fp32_precision = "tf32"
+        given = precisions()
+        assert given[:2] == ["tf32", "tf32"]
         gp.Pruner(Watched(), IMAGE, schedule=gp.OneShot()).compact()
         assert seen == {"ieee"}
-        assert {name: kind.fp32_precision for name, kind in kinds.items()} == given
-        assert newer or (torch.get_float32_matmul_precision(), cudnn.allow_tf32) == ("medium", True)
+        assert precisions() == given
+        if way == "older":
+            assert (torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32) == ("medium", True)
+        elif way == "whole":
+            backends.fp32_precision = "ieee"
+            assert precisions() == ["ieee"] * len(kinds)  # what holds for all still does
     finally:
-        if not newer:
+        backends.fp32_precision = "none"
+        if way == "older":
             torch.set_float32_matmul_precision("highest")
-        for name, kind in kinds.items():
-            kind.fp32_precision = before[name]
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
 
 
 def test_memory_format_and_dtype_survive() -> None:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import checkpoint, convolutions, jobs, models, storage
+from growprune import checkpoint, convolutions, jobs, models, several, storage
 from growprune.choosing import choose, determinism
 from growprune.config import Prune, Train
 from growprune.distributed import World
@@ -437,7 +437,7 @@ def test_runs_side_by_side_give_what_each_gives_alone(pictures: Path, weights: P
     ]
     for number, plan in enumerate(plans):
         jobs.run(plan, tmp_path / f"alone{number}", quiet=True)
-    results = jobs.side_by_side([(plan, tmp_path / f"beside{i}") for i, plan in enumerate(plans)], 3, quiet=True)
+    results = several.side_by_side([(plan, tmp_path / f"beside{i}") for i, plan in enumerate(plans)], 3, quiet=True)
     found = [(tmp_path / f"beside{i}" / "model.safetensors").read_bytes() for i in range(3)]
     assert [result["seed"] for result in results] == [0, 1, 2]
     assert len(set(found)) == 3

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from growprune import cli, jobs, keeping, run
+from growprune import cli, jobs, keeping, run, several
 from growprune.config import Train
 from growprune.data import Dataset, load
 from growprune.distributed import World
@@ -487,7 +487,7 @@ def test_a_gpu_keeps_what_fits_and_runs_side_by_side_share_it(root: Path, tmp_pa
     with pytest.MonkeyPatch.context() as patch:
         trained = Streamed.trained
         patch.setattr(Streamed, "trained", lambda source: read.append(source) or trained(source))
-        jobs.side_by_side([(config, tmp_path / f"beside{i}") for i, config in enumerate(configs)], 3, quiet=True)
+        several.side_by_side([(config, tmp_path / f"beside{i}") for i, config in enumerate(configs)], 3, quiet=True)
     assert len(read) == 1
     for i, result in enumerate(alone):
         assert result["choices"]["images"] == {"keep": "device", "decode": "cpu"}

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,10 +22,10 @@ import numpy as np
 import pytest
 
 import growprune as gp
-from growprune import jobs
+from growprune import jobs, several
 from growprune.config import Config, Prune, Train
 from growprune.errors import GrowpruneError
-from growprune.run import Folder
+from growprune.run import Folder, in_use
 from growprune.train import Job, StoppedError
 from runs import COMMAND, Fork, Process, Shop, outcome, steps, until
 
@@ -299,7 +300,7 @@ import sys
 from pathlib import Path
 from growprune.config import Train
 from growprune.errors import GrowpruneError
-from growprune.jobs import side_by_side
+from growprune.several import side_by_side
 from growprune.train import StoppedError
 same = dict(data="images", threads=1, epochs=3, batch=200, lr="0.1", save_every=1000.0, device="cpu")
 configs = [Train(model=model, seed=seed, **same) for seed, model in enumerate(sys.argv[1].split(","))]
@@ -311,7 +312,7 @@ except (StoppedError, GrowpruneError) as error:
 """
 
 
-def several(shop: Shop, name: str, *models: str, **environment: str) -> tuple[Process, list[Path]]:
+def beside(shop: Shop, name: str, *models: str, **environment: str) -> tuple[Process, list[Path]]:
     command = [COMMAND[0], "-c", SIDE_BY_SIDE, ",".join(f"mynets:{model}" for model in models), name]
     return Process(command, shop.path, environment), [shop.path / f"{name}-{i}" for i in range(len(models))]
 
@@ -325,24 +326,24 @@ def undisturbed(shop: Shop) -> dict[str, Any]:
 
 
 def test_all_of_several_are_saved_when_they_are_stopped(shop: Shop, undisturbed: dict[str, Any]) -> None:
-    process, runs = several(shop, "stopped", "linear", "linear", SLOW="0.05")
+    process, runs = beside(shop, "stopped", "linear", "linear", SLOW="0.05")
     assert until(lambda: all(notes(run) for run in runs), process.alive)
     process.kill(signal.SIGTERM)
     done = process.wait()
     assert done.out.startswith("StoppedError stopped at step"), done
     assert min(steps(run)[-1] for run in runs) >= 5
-    again, _ = several(shop, "stopped", "linear", "linear")
+    again, _ = beside(shop, "stopped", "linear", "linear")
     assert set(again.wait().out.splitlines()) == {f"finished {run.name}" for run in runs}
     assert outcome(runs[0]) == undisturbed
 
 
 def test_one_that_fails_keeps_no_other_from_its_end(shop: Shop, undisturbed: dict[str, Any]) -> None:
     """Neither one that diverges nor one that cannot even begin, of which nothing is left."""
-    process, runs = several(shop, "failing", "linear", "bad", "nowhere", "linear")
+    process, runs = beside(shop, "failing", "linear", "bad", "nowhere", "linear")
     done = process.wait()
     *finished, last = done.out.splitlines()
     assert sorted(finished) == ["finished failing-0", "finished failing-3"], done
-    failing = r"SomeFailedError failing-1: the loss or a gradient .*; 1 more failed: failing-2"
+    failing = r"SomeFailedError failing-1: the loss or a gradient .*; 1 more not done: failing-2"
     assert re.fullmatch(failing, last), done
     assert re.search(r"^failing-1: failed: the loss or a gradient", done.err, re.MULTILINE)
     assert re.search(r"^failing-2: failed: .*nowhere", done.err, re.MULTILINE)
@@ -395,6 +396,94 @@ def test_a_removal_that_fails_loses_no_step(shop: Shop, monkeypatch: pytest.Monk
     assert done == [0] * pushed + [1] * (len(done) - pushed)
 
 
+# -- several runs one after another, and what one leaves to the next ---------------------------------------------------
+
+
+def bad(seed: int) -> Train:
+    return replace(short(seed), lr="1e30", warm_up=0.0)
+
+
+def test_what_has_failed_is_let_go_at_once(tmp_path: Path) -> None:
+    """Its folder, while the others still run: it may be mended there."""
+    failed, free = tmp_path / "bad", list[bool]()
+    with pytest.raises(several.SomeFailedError, match="bad: the loss or a gradient"):
+        several.side_by_side(
+            [(bad(0), failed), (short(1), tmp_path / "good")], 1, True, lambda _: free.append(not in_use(failed))
+        )
+    assert free == [True]
+
+
+def test_what_is_over_is_held_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a failed network nor a finished one is there when the next begins."""
+    make, before = Job.__init__, list[weakref.ref[Any]]()
+
+    def made(job: Job, *given: Any, **options: Any) -> None:
+        assert [network() for network in before] == [None] * len(before)
+        make(job, *given, **options)
+        before.append(weakref.ref(job.net))
+
+    monkeypatch.setattr(Job, "__init__", made)
+    plans = [(plan, tmp_path / str(n)) for n, plan in enumerate([bad(0), short(1), short(2)])]
+    with pytest.raises(several.SomeFailedError):
+        several.side_by_side(plans, 1, quiet=True)
+    assert len(before) == 3
+
+
+def test_a_defect_of_ours_spoils_nothing_that_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    do = Job.do
+
+    def breaks(job: Job, step: Any) -> None:
+        if job.config.seed == 1:
+            raise RuntimeError("a defect")
+        do(job, step)
+
+    monkeypatch.setattr(Job, "do", breaks)
+    with pytest.raises(RuntimeError, match="a defect"):
+        several.side_by_side([(short(seed), tmp_path / str(seed)) for seed in range(2)], 1, quiet=True)
+    assert {"config.json", "metrics.jsonl", "result.json"} <= {path.name for path in (tmp_path / "0").iterdir()}
+    assert jobs.run(short(0), tmp_path / "0", quiet=True)["steps"] == 2
+
+
+def test_a_result_that_cannot_be_shelved_is_not_lost(tmp_path: Path) -> None:
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device", "shelf")
+
+    plans = [(short(seed), tmp_path / str(seed)) for seed in range(2)]
+    told = "0: shelf: No space left on device; 1 more not done: 1"
+    with pytest.raises(several.SomeFailedError, match=f"^{told}$"):
+        several.side_by_side(plans, 1, True, full)
+    heard: list[Path] = []
+    assert len(several.side_by_side(plans, 1, True, heard.append)) == 2
+    assert heard == [out for _, out in plans]
+    assert (tmp_path / "0" / "metrics.jsonl").exists()
+
+
+def test_each_has_its_own_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is taken up again has those it began with, the next one those of today."""
+    old, new = (replace(short(seed), threads=0) for seed in range(2))
+    with monkeypatch.context() as yesterday:
+        yesterday.setenv("OMP_NUM_THREADS", "2")
+        yesterday.setattr(Job, "interrupted", lambda job: True)
+        with pytest.raises(StoppedError):
+            jobs.run(old, tmp_path / "old", quiet=True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    results = several.side_by_side([(old, tmp_path / "old"), (new, tmp_path / "new")], 1, quiet=True)
+    assert [result["environment"]["threads"] for result in results] == [2, 1]
+
+
+def test_when_one_is_asked_to_stop_so_are_the_others(tmp_path: Path) -> None:
+    """The signal came while it was being prepared, and its handler knew of no other."""
+    folders = [Folder.claim(tmp_path / str(seed), short(seed)) for seed in range(2)]
+    first, second = (Job(short(seed), folder, "cpu") for seed, folder in enumerate(folders))
+    second.stopping = True
+    with pytest.raises(StoppedError):
+        list(jobs.together([first, second], 2))
+    assert first.stopping
+    assert first.done < first.steps
+    for folder in folders:
+        folder.close()
+
+
 # -- a signal that comes too late --------------------------------------------------------------------------------------
 
 
@@ -431,10 +520,18 @@ def test_a_late_signal_stops_what_follows(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("late")
 def test_a_late_signal_begins_no_other_run_side_by_side(tmp_path: Path) -> None:
     heard: list[Path] = []
-    runs = [(short(seed), tmp_path / str(seed)) for seed in range(3)]
+    runs = [(short(seed), tmp_path / str(seed)) for seed in range(2)]
     with pytest.raises(StoppedError) as stopped:
-        jobs.side_by_side(runs, 1, quiet=True, finished=heard.append)
+        several.side_by_side(runs, 1, quiet=True, finished=heard.append)
     assert stopped.value.signal == signal.SIGINT
     assert heard == [tmp_path / "0"]
     assert not (tmp_path / "1").exists()
-    assert len(jobs.side_by_side(runs[:1], 1, quiet=True)) == 1
+    assert len(several.side_by_side(runs[1:], 1, quiet=True)) == 1
+
+
+@pytest.mark.usefixtures("late")
+def test_a_late_signal_begins_nothing_more(tmp_path: Path) -> None:
+    """Base networks are followed by what is pruned of them."""
+    with pytest.raises(StoppedError):
+        several.side_by_side([(short(0), tmp_path / "run")], 1, quiet=True, more=True)
+    assert (tmp_path / "run" / "result.json").exists()

@@ -114,6 +114,30 @@ def test_what_fails_keeps_nothing_else_from_being_run_and_shown(shop: Shop, shel
     assert made == {"smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0"}
 
 
+def test_a_base_network_that_fails_keeps_no_other_from_being_pruned(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    out = bare(shelf, tmp_path / "shelf", GREG1)
+    vgg = "smoke-vgg19-cifar100"
+    for path in [*(out / "bases").glob(f"{vgg}*"), out / f"base-{vgg}.json"]:
+        path.unlink()
+    (out / "runs").mkdir()
+    (out / "runs" / f"base-{vgg}").touch()
+    done = shop.run(*command("table1", out, "--only", "resnet56-0.9,vgg19-0.8", "--json"))
+    assert done.code == 2
+    assert re.search(rf"^growprune: base-{vgg}: .*is a file; ", done.err, re.MULTILINE), done
+    assert read(out, ONCE)
+    assert json.loads(done.out)["missing"] == ["vgg19-0.8"]
+
+
+def test_a_run_whose_options_are_damaged_fails_alone(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    out = bare(shelf, tmp_path / "shelf")
+    (out / "runs" / GREG1).mkdir(parents=True)
+    (out / "runs" / GREG1 / "config.json").write_text("{")
+    done = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+    assert done.code == 2
+    assert re.search(rf"^growprune: {GREG1}: .*config.json", done.err, re.MULTILINE), done
+    assert read(out, ONCE)
+
+
 def read(shelf: Path, key: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((shelf / f"{key}.json").read_text())
     return found
@@ -772,8 +796,9 @@ def test_what_another_process_is_doing_is_left_to_it(shop: Shop, shelf: Path, tm
         os.close(held)
     assert done.code == 2
     assert done.err.splitlines()[-1] == (
-        f"growprune: another process is at work on {GREG1}: give the same command when it is done"
+        f"growprune: {GREG1}: another process is at work on it; give the same command when it is done"
     )
+    assert "one-shot, here: last epoch" in done.out  # the table of what there is
     assert read(out, ONCE)
     assert not (out / f"{GREG1}.json").exists()
 

@@ -53,6 +53,7 @@ ORDER = [
     "outcome",
     "train",
     "jobs",
+    "several",
     "paper",
     "bench",
     "demo",

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import choosing, convolutions, evaluation, jobs, models, outcome, train
+from growprune import choosing, convolutions, evaluation, models, outcome, several, train
 from growprune import step as steps
 from growprune.choosing import choose, determinism
 from growprune.config import Config, Prune, Train
@@ -924,11 +924,12 @@ def test_side_by_side_on_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch,
         seen.append((config.device, device))
         raise gp.GrowpruneError("enough")
 
-    monkeypatch.setattr(jobs, "usable", lambda name: name)
-    monkeypatch.setattr(jobs, "surroundings", lambda _: nullcontext())
-    monkeypatch.setattr(jobs, "Job", job)
+    monkeypatch.setattr(several, "usable", lambda name: name)
+    monkeypatch.setattr(several, "surroundings", lambda _: nullcontext())
+    monkeypatch.setattr(several, "Job", job)
+    plan = Train(model="resnet20", data="digits", device="cuda:1")
     with pytest.raises(gp.GrowpruneError, match="enough"):
-        jobs.side_by_side([(Train(model="resnet20", data="digits", device="cuda:1"), tmp_path / "run")], 2, quiet=True)
+        several.side_by_side([(plan, tmp_path / "run")], 2, quiet=True)
     assert seen == [("cuda", "cuda:1")]
 
 

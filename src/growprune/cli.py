@@ -17,7 +17,7 @@ import typer
 
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, offered, read_file, usage
-from growprune.errors import ElsewhereError, GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError, told
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -49,16 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = command.main(arguments, prog_name="growprune", standalone_mode=False)
     except REFUSED as error:
         fail(usage(error))
-    except GrowpruneError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except Exception as error:
-        if type(error).__name__ != "OutOfMemoryError":
+        if (line := told(error)) is None:
             raise
-        fail(f"not enough memory on the GPU, a smaller batch needs less: {str(error).partition('. ')[0]}")
+        fail(line)
     if code == 130 and heard():
         print("growprune: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
@@ -338,10 +334,10 @@ def reproduce(
     """
     asked = configs.Reproduce(**given)
     from growprune import paper
-    from growprune.jobs import SomeFailedError
     from growprune.paper.comparison import compared, publish
     from growprune.paper.reproduce import Lab
     from growprune.paper.reproduce import reproduce as fulfil
+    from growprune.several import SomeFailedError
     from growprune.train import StoppedError
 
     images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())

@@ -98,10 +98,10 @@ def launch_convolve(x: Tensor, weight: Tensor, flip: bool, tile: Tile | None = N
     start, row, col = mirrored(weight.stride(), flip)
     y = torch.empty((n, k, height, width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     columns, rows, warps, stages, *_ = tile or convolve_tile(c, k)
-    parts = 1 if block(3 * c) < 3 * block(c) else 3
+    pieces = 1 if block(3 * c) < 3 * block(c) else 3
     kernels.convolve[(triton.cdiv(n * width, columns), triton.cdiv(height, rows))](
-        x, weight, y, n, height, width, start, outer, inner, row, col, C=c, K=k, PARTS=parts,
-        BM=columns, BQ=block(3 * c // parts), BK=block(k, 8), ROWS=rows, num_warps=warps, num_stages=stages,
+        x, weight, y, n, height, width, start, outer, inner, row, col, C=c, K=k, PIECES=pieces,
+        BM=columns, BQ=block(3 * c // pieces), BK=block(k, 8), ROWS=rows, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 

@@ -18,6 +18,21 @@ class ElsewhereError(GrowpruneError):
         self.kept = kept
 
 
+def told(error: BaseException) -> str | None:
+    """What a user can do something about, in words; None for anything else, which is a defect of ours.
+
+    >>> told(FileNotFoundError(2, "No such file or directory", "here")), told(KeyError("x"))
+    ('here: No such file or directory', None)
+    """
+    if isinstance(error, GrowpruneError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which need not be loaded here
+        return f"not enough memory on the GPU, a smaller batch needs less: {str(error).partition('. ')[0]}"
+    return None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """', did you mean X?' for the known name most like `name`, or nothing.
 

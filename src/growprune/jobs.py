@@ -1,4 +1,4 @@
-"""Running jobs: one alone, several side by side on one GPU, or one in many processes; and stopping them.
+"""Running jobs: one alone or in many processes, or several in turn (`several`); and stopping them.
 
 Ctrl-C, SIGTERM and a closed terminal end a run after its present step, saved. Threads, determinism, signals and the
 working folder are put back afterwards.
@@ -10,8 +10,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, chdir, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import chdir, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from growprune import distributed
-from growprune.choosing import Measured, determinism
+from growprune.choosing import determinism
 from growprune.config import Config
 from growprune.distributed import World
-from growprune.errors import ElsewhereError, GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError, told
 from growprune.measurement import measure, sparsity
 from growprune.outcome import environment
 from growprune.reading import cores
@@ -98,96 +98,7 @@ def one(
             folder.close()
 
 
-class SomeFailedError(GrowpruneError):
-    """Of several runs; the others went on."""
-
-    def __init__(self, failures: Mapping[str, str]) -> None:
-        (name, why), *others = failures.items()
-        more = f"; {len(others)} more failed: {', '.join(other for other, _ in others)}" if others else ""
-        super().__init__(f"{name}: {why}{more}")
-
-
-def side_by_side(
-    configs: Sequence[tuple[Config, Path]],
-    parallel: int,
-    quiet: bool = False,
-    finished: Callable[[Path], None] = lambda folder: None,
-) -> list[dict[str, Any]]:
-    """Several runs on one device, `parallel` at a time, each giving what it gives alone; `finished` hears of each. One
-    that fails is told at once, and does not keep the others from what they can do."""
-    if not configs:
-        return []
-    if len({(usable(each.device), each.deterministic, each.threads) for each, _ in configs}) > 1:
-        raise GrowpruneError("side by side, all runs need the same --device, --deterministic and --threads")
-    device = usable(configs[0][0].device)
-    configs = [(replace(each, device=device.partition(":")[0]), out) for each, out in configs]
-    results: dict[int, dict[str, Any]] = {}
-    failures: dict[str, str] = {}
-    folders: dict[int, Folder] = {}
-    numbers: dict[int, int] = {}
-    running: list[Job] = []
-    measured: Measured = {}  # the same network need not be measured twice
-    asked: Sequence[int] = ()
-
-    def start(number: int, config: Config, out: Path) -> Job | None:
-        progress = screens.enter_context(Progress(out.name, quiet))
-        try:
-            folder = folders[number] = Folder.claim(out, config)
-            if folder.result is None:
-                return Job(config, folder, device, progress=progress, measured=measured)
-            folder.tidy()  # it may have been killed before it did
-            progress.say(FINISHED)
-            results[number] = folder.result
-        except GrowpruneError as error:
-            failed(number, progress, error)
-        else:
-            finished(out)
-        return None
-
-    def failed(number: int, progress: Progress, error: GrowpruneError) -> None:
-        failures[configs[number][1].name] = str(error)
-        progress.end(f"failed after {progress.done:,} of {progress.steps:,} steps")
-        progress.say(f"failed: {error}")
-        if number in folders:
-            folders[number].abandon()
-            folders[number].close()
-
-    def jobs() -> Iterator[Job]:
-        for number, (config, out) in enumerate(configs):
-            if asked:
-                return
-            job = start(number, config, out)
-            if job is not None:
-                numbers[id(job)] = number
-                running.append(job)
-                yield job
-
-    try:
-        with ExitStack() as screens, surroundings(configs[0][0]), heeding(running) as asked:
-            for job, failure in together(jobs(), parallel):
-                number = numbers.pop(id(job))
-                running.remove(job)
-                if failure is not None:
-                    failed(number, job.progress, failure)
-                else:
-                    results[number] = job.result
-                    finished(configs[number][1])
-                del job, failure
-        if len(results) + len(failures) < len(configs):
-            raise StoppedError(0, asked[-1])
-    except Exception:
-        for folder in folders.values():
-            folder.abandon()
-        raise
-    finally:
-        for folder in folders.values():
-            folder.close()
-    if failures:
-        raise SomeFailedError(failures)
-    return [results[number] for number in range(len(configs))]
-
-
-def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[tuple[Job, GrowpruneError | None]]:
+def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[tuple[Job, Exception | None]]:
     """Advance up to `parallel` jobs in turn, a step each, every one on its own stream; gives each when it is done, or
     with what it failed of. When one is asked to stop, the others are stopped too, saved, before that is told."""
     waiting = iter(jobs)
@@ -199,10 +110,11 @@ def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[tuple[Job, Grow
             if job.stream is not None:  # the network was made on another one
                 job.stream.wait_stream(torch.cuda.current_stream(job.device))
             working.append((job, job.work()))
+            del job
         if not working:
             break
         for pair in list(working):
-            failure = None
+            failure: Exception | None = None
             try:
                 with torch.cuda.stream(pair[0].stream):
                     if next(pair[1], over) is not over:
@@ -215,7 +127,9 @@ def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[tuple[Job, Grow
                 for other, _ in working:
                     other.stopping = True
                 continue
-            except GrowpruneError as error:
+            except Exception as error:
+                if told(error) is None:
+                    raise
                 failure = error
             working.remove(pair)
             yield pair[0], failure

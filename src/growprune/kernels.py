@@ -6,7 +6,7 @@ pixels, across images, and goes down their rows: a row of the input is read once
 it touches, and nothing but the addresses of rows is computed on the way.
 
 In memory the three horizontal neighbours of a pixel lie side by side, 3C numbers: they are read together where that
-fits a power of two better (PARTS 1), else one by one (PARTS 3). `convolve` gives the output and, with the weight
+fits a power of two better (PIECES 1), else one by one (PIECES 3). `convolve` gives the output and, with the weight
 mirrored, the input's gradient; `correlate` gives sums of the weight's gradient, one a program, that `collect` adds up
 in a fixed order, so the result is deterministic.
 
@@ -21,10 +21,10 @@ import triton.language as tl
 
 @triton.jit
 def convolve(x, w, y, images, height, width, w_start, w_out, w_in, w_row, w_col,
-             C: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr,
+             C: tl.constexpr, K: tl.constexpr, PIECES: tl.constexpr,
              BM: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
     """y[m, k] = Σ over the nine neighbours of pixel m and its channels c: x · w, for ROWS rows of BM columns."""
-    span: tl.constexpr = 3 * C // PARTS
+    span: tl.constexpr = 3 * C // PIECES
     at = tl.program_id(0) * BM + tl.arange(0, BM)
     col = at % width
     pixel = at // width * height * width + col
@@ -34,7 +34,7 @@ def convolve(x, w, y, images, height, width, w_start, w_out, w_in, w_row, w_col,
     kept = (at < images * width)[:, None] & (k < K)[None, :]
     weights = ()
     inside = ()
-    for part in tl.static_range(PARTS):
+    for part in tl.static_range(PIECES):
         right = (part * span + q) // C
         for down in tl.static_range(3):
             place = w_start + down * w_row + right * w_col + (part * span + q) % C * w_in
@@ -51,10 +51,10 @@ def convolve(x, w, y, images, height, width, w_start, w_out, w_in, w_row, w_col,
     for row in range(tl.maximum(first - 1, 0), tl.minimum(first + ROWS + 1, height)):
         below = tl.zeros((BM, BK), tl.float32)
         tiles = ()
-        for part in tl.static_range(PARTS):
+        for part in tl.static_range(PIECES):
             tile = tl.load(x + row * width * C + near + part * span, mask=inside[part], other=0.0)
             tiles = tiles + (tile,)  # noqa: RUF005
-        for part in tl.static_range(PARTS):
+        for part in tl.static_range(PIECES):
             above = tl.dot(tiles[part], weights[3 * part + 2], above)
             here = tl.dot(tiles[part], weights[3 * part + 1], here)
             below = tl.dot(tiles[part], weights[3 * part], below)

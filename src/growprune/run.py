@@ -205,7 +205,7 @@ class Folder:
 
     def abandon(self) -> None:
         """Leave nothing of a run that could not even begin, so that the corrected command may use the same folder."""
-        if self.new and not (self.path / CHECKPOINTS).exists():
+        if self.new and not (self.path / CHECKPOINTS).exists() and not (self.path / RESULT).exists():
             with suppress(OSError):  # where nothing can be removed either, or something else is in it
                 for each in (CONFIG, NOTES, BASE, *(p.name for p in self.path.glob("events.out.*")), LOCK):
                     (self.path / each).unlink(missing_ok=True)

@@ -59,10 +59,11 @@ def quietly(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def all_digits() -> Iterator[None]:
     """float32 with all its digits. In TF32 wide layers are rounded and narrow ones are not, so that a network and its
-    smaller self differ by thousandths. Torch has two names for this, and refuses the older once a user has mixed them.
-    """
-    cudnn: Any = torch.backends.cudnn
-    kinds = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
+    smaller self differ by thousandths. Torch has two names for this: the older one must agree, for a forward may use it
+    (`cudnn.flags`), unless a user has mixed them already; what is set by the newer is then put back as it was."""
+    backends: Any = torch.backends
+    cudnn, mkldnn, whole = backends.cudnn, backends.mkldnn, backends.fp32_precision
+    kinds = (backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn)
     found = [kind.fp32_precision for kind in kinds]
     try:
         older = torch.get_float32_matmul_precision(), cudnn.allow_tf32
@@ -80,7 +81,7 @@ def all_digits() -> Iterator[None]:
             torch.set_float32_matmul_precision(older[0])
             cudnn.allow_tf32 = older[1]
         for kind, precision in zip(kinds, found, strict=True):
-            kind.fp32_precision = precision
+            kind.fp32_precision = "none" if precision == whole else precision  # "none": what holds for the whole
 
 
 @contextmanager

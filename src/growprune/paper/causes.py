@@ -17,13 +17,12 @@ Options = tuple[tuple[str, int | float | str], ...]
 RATIOS = {RESNET56: (0.9, 0.925, 0.95), VGG19: (0.6, 0.7, 0.8)}
 KS: Options = (("ks", 10_000),)
 HALF: Options = (("batch", 128), ("prune_batch", 128))
-SCALED = {RESNET56: {"normalize": "imagenet"}, VGG19: {"normalize": "own"}}
-
-
-def authors(base: Base, batch: int) -> Base:
-    """The same network, trained and fed as the authors did."""
-    train = {"batch": batch, "lr": "0:0.1,100:0.01,150:0.001", "warm_up": 0.0, **SCALED[base]}
-    return replace(base, epochs=200, recipe=Recipe(10, 5000, train, SCALED[base]), mark="authors")
+IMAGENETS = {"normalize": "imagenet"}
+STEPS = {"lr": "0:0.1,100:0.01,150:0.001", "warm_up": 0.0}
+THEIRS = {  # how the authors trained
+    RESNET56: Recipe(ku=10, short_ks=5000, train={**STEPS, "batch": 128, **IMAGENETS}, prune=IMAGENETS),
+    VGG19: Recipe(ku=10, short_ks=5000, train={**STEPS, "batch": 256}),
+}
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,16 @@ class Way:
 
 
 def ways(base: Base) -> tuple[Way, ...]:
-    half, also = (HALF, " and normalisation") if base == RESNET56 else ((), "")
-    theirs = authors(base, 128 if half else 256)
-    batch = Way("batch", "batch 128, as in the authors' commands", base, half)
+    theirs = replace(base, epochs=200, recipe=THEIRS[base], mark="authors")
+    small = (Way("batch", "batch 128, as in the authors' commands", base, HALF),) if base == RESNET56 else ()
+    own = "the authors' base network and normalisation" if base == RESNET56 else "the authors' base network"
     return (
         Way("paper", "as the paper says", base),
-        *([batch] if half else []),
+        *small,
         Way("ks", "Ks = 10k, as in the authors' commands", base, KS),
         Way("fp32", "float32", base, (("precision", "fp32"),)),
-        Way("base", f"the authors' base network{also}", theirs),
-        Way("authors", "all of the authors' together", theirs, (*half, *KS)),
+        Way("base", own, theirs),
+        Way("authors", "all of the authors' together", theirs, (*(HALF if small else ()), *KS)),
     )
 
 

@@ -18,13 +18,14 @@ from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune
 from growprune.distributed import launched
 from growprune.errors import GrowpruneError
-from growprune.jobs import run, side_by_side, usable
+from growprune.jobs import run, usable
 from growprune.paper.grid import Experiment
 from growprune.paper.results import Found, Ground, Shelf
 from growprune.paper.setting import KINDS, Base, Scale, Setting
 from growprune.recipe import schedule
 from growprune.report import duration
 from growprune.run import CONFIG, in_use, read_config, read_json
+from growprune.several import SomeFailedError, side_by_side
 
 Wanted = list[tuple[Setting, int]]
 """Settings and seeds."""
@@ -68,7 +69,7 @@ def missing(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Wante
 
 
 def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> None:
-    """Do what is missing."""
+    """Do what is missing, as far as it can be done."""
     wanted = missing(lab, experiment, only)
     if not wanted:
         lab.say("every run is there: nothing to do")
@@ -78,8 +79,11 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
     have_images(lab, bases)
     same_images(lab, bases)
     lab.say(forecast(lab, untrained, wanted))
-    train(lab, untrained)
-    prune(lab, wanted, {base: ground for base in bases if (ground := lab.shelf.ground(base)) is not None})
+    failures = train(lab, untrained)
+    grounds = {base: ground for base in bases if (ground := lab.shelf.ground(base)) is not None}
+    failures += prune(lab, [each for each in wanted if each[0].base in grounds], grounds)
+    if failures:
+        raise SomeFailedError(failures)
 
 
 def have_images(lab: Lab, bases: Sequence[Base]) -> None:
@@ -115,14 +119,18 @@ ROOM = 0.01
 """By how much a folder may have changed: a few files more or fewer."""
 
 
-def train(lab: Lab, bases: Sequence[Base]) -> None:
+Failures = list[tuple[str, str]]
+"""Runs that were not done, and why."""
+
+
+def train(lab: Lab, bases: Sequence[Base]) -> Failures:
     """Base networks, each once for all runs."""
     folders = {lab.shelf.training(base): base for base in bases}
     plans = [(lab.base_config(base), folder) for folder, base in folders.items()]
-    perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder]))
+    return perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder]), more=True)
 
 
-def prune(lab: Lab, wanted: Wanted, grounds: dict[Base, Ground]) -> None:
+def prune(lab: Lab, wanted: Wanted, grounds: dict[Base, Ground]) -> Failures:
     folders = {lab.shelf.folder(setting, seed): (setting, seed) for setting, seed in wanted}
     plans = [
         (lab.config(setting, seed, began(folder, grounds[setting.base].file)), folder)
@@ -133,28 +141,39 @@ def prune(lab: Lab, wanted: Wanted, grounds: dict[Base, Ground]) -> None:
         setting, seed = folders[folder]
         lab.shelf.keep(setting, seed, grounds[setting.base], min(lab.at_once, len(plans)))
 
-    perform(lab, plans, shelve)
+    return perform(lab, plans, shelve)
 
 
 def began(folder: Path, network: Path) -> Path:
     """Where the base network lay when the run in this folder began, if its name, which holds its hash, is the same:
     the shelf may have been moved since."""
-    there = Path(read_config(folder).get("weights") or "") if (folder / CONFIG).exists() else network
+    try:
+        there = Path(read_config(folder).get("weights") or "") if (folder / CONFIG).exists() else network
+    except GrowpruneError:  # the run itself will say so
+        there = network
     return there if there.name == network.name and there.is_absolute() else network.resolve()
 
 
-def perform(lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[Path], None]) -> None:
-    """Runs, one after another or several at a time; `finished` hears of each. One that fails is told in the end, when
-    all others are done; so is what another process is doing, which is left to it."""
-    taken = [folder.name for _, folder in plans if not launched() and in_use(folder)]
-    plans = [(config, folder) for config, folder in plans if folder.name not in taken]
+BUSY = "another process is at work on it; give the same command when it is done"
+
+
+def perform(
+    lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[Path], None], more: bool = False
+) -> Failures:
+    """Runs, one after another or several at a time; `finished` hears of each. One that fails keeps no other from being
+    done, but for torchrun's, which end with it; what another process is doing is left to it."""
     if launched():
         for config, folder in plans:
             run(config, folder, label=folder.name, finished=finished, more=True)
-    else:
-        side_by_side(plans, lab.at_once, finished=finished)
-    if taken:
-        raise GrowpruneError(f"another process is at work on {', '.join(taken)}: give the same command when it is done")
+        return []
+    taken = [folder.name for _, folder in plans if in_use(folder)]
+    failures: Failures = []
+    try:
+        free = [(config, folder) for config, folder in plans if folder.name not in taken]
+        side_by_side(free, lab.at_once, finished=finished, more=more)
+    except SomeFailedError as error:
+        failures += error.failures
+    return [*failures, *((name, BUSY) for name in taken)]
 
 
 # -- how long --------------------------------------------------------------------------------------------------------
