@@ -901,13 +901,18 @@ def test_as_many_are_tested_at_once_as_a_gpu_likes(device: str, shape: tuple[int
 
 
 def test_a_test_computes_as_its_step_does_or_exactly() -> None:
-    """An epoch's test with the step's precision and kernels; results in float32."""
+    """An epoch's test with the step's precision and kernels; results in float32, not in TF32."""
     asked = Train(model="growprune.demo:network", data="digits", device="cpu", threads=1, batch=64)
     job = train.Job(asked, None, "cpu")
     name, conv = next((n, m) for n, m in job.net.named_modules() if type(m) is nn.Conv2d)
-    seen: set[tuple[type, torch.dtype, bool]] = set()
-    conv.register_forward_hook(lambda module, _, out: seen.add((type(module), out.dtype, module.training)))
-    fast, exact = (convolutions.Aligned, torch.bfloat16, False), (nn.Conv2d, torch.float32, False)
+    seen: set[tuple[type, torch.dtype, bool, bool]] = set()
+    cudnn = torch.backends.cudnn
+
+    def watch(module: nn.Module, _: Any, out: Tensor) -> None:
+        seen.add((type(module), out.dtype, module.training, cudnn.allow_tf32))
+
+    conv.register_forward_hook(watch)
+    fast, exact = (convolutions.Aligned, torch.bfloat16, False, True), (nn.Conv2d, torch.float32, False, False)
     for precision, exactly, kind in (("bf16", False, fast), ("bf16", True, exact), ("fp32", False, exact)):
         job.step = SimpleNamespace(choice=Choice(precision, kernels={name: "aligned"}))  # type: ignore[assignment]
         seen.clear()

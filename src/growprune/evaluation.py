@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from growprune.config import Config
 from growprune.errors import GrowpruneError, line
 from growprune.feeds import Images
 from growprune.pruner import Pruner
+from growprune.running import all_digits
 
 TEST_BATCH, VALUES = 1000, 2**24
 """Images tested at once; on a GPU, where small batches cost more to ask for than to compute, as many as have so many
@@ -28,10 +30,9 @@ def accuracy(net: nn.Module, images: Images, kernels: Mapping[str, str] | None =
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     right, seen = (torch.zeros((), device=images.device, dtype=torch.double) for _ in range(2))
-    low, cudnn = kernels is not None, torch.backends.cudnn
-    flags = cudnn.flags(True, cudnn.benchmark, cudnn.benchmark_limit, cudnn.deterministic, allow_tf32=low)
+    low = kernels is not None
     cast = torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low)
-    with torch.no_grad(), flags, cast, convolutions.swapped(net, kernels or {}):
+    with torch.no_grad(), nullcontext() if low else all_digits(), cast, convolutions.swapped(net, kernels or {}):
         for x, y in images.tested(test_batch(images)):
             right += (net(x).argmax(1) == y).sum()
             seen += len(y)

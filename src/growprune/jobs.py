@@ -113,6 +113,7 @@ def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[tuple[Job, Exce
             del job
         if not working:
             break
+        ended = False
         for pair in list(working):
             failure: Exception | None = None
             try:
@@ -134,6 +135,8 @@ def together(jobs: Iterable[Job], parallel: int = 1) -> Iterator[tuple[Job, Exce
             working.remove(pair)
             yield pair[0], failure
             del pair, failure
+            ended = True
+        if ended:
             gc.collect()  # what a caught exception still holds: its network and images, on the GPU
     if stopped is not None:
         raise stopped

@@ -20,6 +20,7 @@ from growprune.distributed import launched
 from growprune.errors import GrowpruneError
 from growprune.jobs import run, usable
 from growprune.paper.grid import Experiment
+from growprune.paper.imagenet import IMAGES
 from growprune.paper.results import Found, Ground, Shelf
 from growprune.paper.setting import KINDS, Base, Scale, Setting
 from growprune.recipe import schedule
@@ -212,7 +213,7 @@ def available(config: Config) -> int:
     train = Path(config.data) / "train"
     if train.is_dir():
         return sum(len(os.listdir(folder)) for folder in train.iterdir() if folder.is_dir())
-    return {"digits": 1200, "imagenet": 1_281_167}.get(Path(config.data).name, 50_000)
+    return {"digits": 1200, "imagenet": IMAGES}.get(Path(config.data).name, 50_000)
 
 
 def pace(lab: Lab, base: Base) -> float:
