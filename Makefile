@@ -40,7 +40,7 @@ lint: venv  ## style and types only
 bench: venv  ## what the penalty adds to a training step on this machine
 	@$(BIN)/python benchmarks/penalty.py --rounds 8 --steps 2 $(ARGS)
 
-tables: venv  ## docs/reproduction.md's tables and figures from results/paper
+tables: venv  ## the tables and figures in README and docs from results
 	@$(BIN)/python docs/tables.py $(ARGS)
 
 clean:  ## remove what make and the checks built, never runs/ nor results/

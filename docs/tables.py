@@ -1,15 +1,16 @@
-"""The tables and figures of docs/reproduction.md, made from results/paper.
+"""The tables and figures of docs/reproduction.md and the README, made from results/paper and results/bench.
 
-    python docs/tables.py            write them into the document, and the figures beside it
-    python docs/tables.py --check    exit 1 if the document does not say what the results give (words, not pictures)
+    python docs/tables.py            write them into the documents, and the figures beside them
+    python docs/tables.py --check    exit 1 if a document does not say what the results give (words, not pictures)
 
-A table stands between `<!-- NAME SCALE -->` and `<!-- end -->`: NAME as of `growprune reproduce`, or status, bars or
-bases.
+A table stands between `<!-- NAME SCALE -->` and `<!-- end -->`: NAME as of `growprune reproduce`, or status, bars,
+bases or cost.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from growprune import paper
 from growprune.paper.comparison import bars_met, bases_trained, compared, done_so_far
+from growprune.paper.cost import cost
 from growprune.paper.grid import markdown
 from growprune.paper.reproduce import Lab
 from growprune.paper.setting import RESNET56, VGG19
@@ -31,6 +33,10 @@ def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
         return markdown(done_so_far(lab, [paper.find(each) for each in paper.NAMES])), {}
     if name == "bars":
         return markdown(bars_met(lab, [paper.find(each) for each in paper.NAMES])), {}
+    if name == "cost":
+        bench = lab.out.parent / "bench"
+        steps, loader = (json.loads((bench / f"h200-{each}.json").read_text()) for each in ("imagenet", "loader"))
+        return markdown(cost(steps["steps"], loader["fed"]["torchvision:resnet50"])), {}
     if name == "bases":
         return markdown(bases_trained(lab, (RESNET56, VGG19))), {}
     comparison = compared(lab, paper.find(name))
@@ -55,18 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if something would change")
     parser.add_argument("--results", type=Path, default=HERE.parent / "results" / "paper")
-    parser.add_argument("--document", type=Path, default=HERE / "reproduction.md")
+    parser.add_argument("--document", type=Path, action="append", help="instead of those two; may be said again")
     asked = parser.parse_args(arguments)
-    text = asked.document.read_text()
-    new, figures = filled(text, asked.results)
-    if asked.check:
-        if new != text:
-            sys.exit(f"{asked.document}: not what {asked.results} gives: run make tables")
-        return
-    asked.document.write_text(new)
-    for name, blob in figures.items():
-        (place := asked.document.parent / "figures").mkdir(exist_ok=True)
-        (place / f"{name}.png").write_bytes(blob)
+    for document in asked.document or (HERE / "reproduction.md", HERE.parent / "README.md"):
+        text = document.read_text()
+        new, figures = filled(text, asked.results)
+        if asked.check:
+            if new != text:
+                sys.exit(f"{document}: not what {asked.results} gives: run make tables")
+            continue
+        document.write_text(new)
+        for name, blob in figures.items():
+            (place := document.parent / "figures").mkdir(exist_ok=True)
+            (place / f"{name}.png").write_bytes(blob)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,14 @@ from rich.console import Console
 import growprune as gp
 from growprune import GrowpruneError, data, models, paper
 from growprune.config import Prune, Train
-from growprune.paper import bars, imagenet, ku, obd, random, table1, table2, table3, table4
+from growprune.paper import bars, cost, imagenet, ku, obd, random, table1, table2, table3, table4
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, words
 from growprune.paper.grid import same_filters
 from growprune.paper.reproduce import Lab, began, forecast, missing, reproduce, same_images
 from growprune.paper.results import Found
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.recipe import schedule
+from growprune.report import duration
 from growprune.run import in_use, lock
 from runs import Done, Shop, contents, steps, timeless, until
 
@@ -479,6 +480,21 @@ def test_the_forecast_goes_by_runs_that_were_done(tmp_path: Path) -> None:
     facts = {"steps": 30, "parallel": 2, "environment": {"device": "cpu"}, "images": {"train": 1050}, "config": config}
     lab.shelf.file(once, 0).write_text(json.dumps({"seconds": 50.0, **facts}))  # 2,500 images in 25 s for each of two
     assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 16 h 40 min on this device"  # 120 times 50,000
+
+
+@pytest.mark.parametrize(("room", "seconds"), [(1e12, 1.8e-4), (1e6, 1 / 135 / 4)])
+def test_the_forecast_knows_of_images_that_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, seconds: float
+) -> None:
+    """300 large images take 59 MB: if these are not there, four cores decode them, and the GPU waits."""
+    (folder := tmp_path / "photographs" / "train" / "a").mkdir(parents=True)
+    for number in range(300):
+        (folder / f"{number}.jpg").touch()
+    for name, value in (("usable", "cuda"), ("room", room), ("default_workers", 4)):
+        monkeypatch.setattr(f"growprune.paper.reproduce.{name}", lambda *given, value=value: value)
+    base, lab = imagenet.base("resnet50", str(tmp_path / "photographs")), Lab(tmp_path / "out")
+    shown = base.epochs * 300
+    assert forecast(lab, [base], []).endswith(f" about {duration(seconds * shown)} on this device")
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------
@@ -1043,3 +1059,32 @@ def test_the_document_is_made_from_results(shelf: Path, tmp_path: Path) -> None:
     assert tables("--check", *given) == 0
     document.write_text(text.replace(final, "89.49"))
     assert tables("--check", *given) == said
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="a source archive has no docs")
+def test_what_imagenet_costs_is_the_measured_steps_times_the_schedule(tmp_path: Path) -> None:
+    """90,000 steps of pushing (Ku τ / δλ + Ks), 90 epochs of 5,004 steps."""
+    (bench := tmp_path / "bench").mkdir()
+    (results := tmp_path / "paper").mkdir()
+    took = {f"{kind} {name}": {"ms": 20.0 if kind == "push" else 40.0} for kind, name in cost.STEPS}
+    took["tune resnet50-3.06"] = {"ms": 24.0}
+    took |= {cost.label(kind, name, 8): {"ms": 5.0 if kind == "push" else 6.0} for kind, name in cost.EIGHTHS}
+    loader = {"workers": 16, "cpu": {"fed": 4000.0}}
+    (bench / "h200-imagenet.json").write_text(json.dumps({"steps": took}))
+    (bench / "h200-loader.json").write_text(json.dumps({"fed": {"torchvision:resnet50": loader}}))
+    documents = [tmp_path / "a.md", tmp_path / "b.md"]
+    for document in documents:
+        document.write_text("<!-- cost paper -->\n<!-- end -->\n")
+    assert tables("--results", results, "--document", documents[0], "--document", documents[1]) == 0
+    text = documents[1].read_text()
+    assert documents[0].read_text() == text
+    assert "| pruning, 90,000 steps | fine-tuning, 450,360 steps |" in text
+    pushed, tuned, small = 90_000 * 0.020, 450_360 * 0.040, 450_360 * 0.024
+    images = 90_000 * 64 + 450_360 * 256
+    eight = (pushed * 2 + small * 2) / 8  # an eighth takes a quarter of the time
+    hours = [pushed, small, pushed + small, images / 4000, eight]
+    assert f"| resnet50 3.06× | {' | '.join(f'{s / 3600:.1f}' for s in hours)} |" in text
+    assert f"| resnet34 1.32× | 0.5 | {tuned / 3600:.1f} | {(pushed + tuned) / 3600:.1f} | " in text
+    assert "takes 25 % of the whole batch's time while filters are pushed and 25 % in" in text
+    (bench / "h200-imagenet.json").write_text(json.dumps({"steps": took | {"tune resnet50-3.06": {"ms": 48.0}}}))
+    assert tables("--check", "--results", results, "--document", documents[0]) != 0

@@ -18,7 +18,9 @@ from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune
 from growprune.distributed import launched
 from growprune.errors import GrowpruneError
+from growprune.feeds import COMFORT
 from growprune.jobs import run, usable
+from growprune.keeping import room
 from growprune.paper.grid import Experiment
 from growprune.paper.imagenet import IMAGES
 from growprune.paper.results import Found, Ground, Shelf
@@ -27,6 +29,7 @@ from growprune.recipe import schedule
 from growprune.report import duration
 from growprune.run import CONFIG, in_use, read_config, read_json
 from growprune.several import SomeFailedError, side_by_side
+from growprune.streaming import default_workers
 
 Wanted = list[tuple[Setting, int]]
 """Settings and seeds."""
@@ -186,18 +189,21 @@ GUESS = {  # two CPU cores; one H200 with four runs of the small ones at once
 """Seconds an image takes in training where nothing was measured yet."""
 SMALL = 3e-4
 """The same at smoke scale."""
+DECODED = 135
+"""JPEGs of ImageNet's size that a core brings in a second (results/bench/h200-loader.json)."""
+KEPT = 3 * 256**2
+"""Bytes of a large image that is kept on the device."""
 
 
 def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
     """How many runs, and about how long: by runs of the same network that were done on such a device, else a guess."""
-    seconds = 0.0
-    for base in bases:
-        config = lab.base_config(base)
-        seconds += pace(lab, base) * config.epochs * available(config)
+    there = {base: available(lab.base_config(base)) for base in {*bases, *(setting.base for setting, _ in wanted)}}
+    paces = {base: pace(lab, base, images) for base, images in there.items()}
+    seconds = sum(paces[base] * lab.base_config(base).epochs * there[base] for base in bases)
     for setting, seed in wanted:
         plan = lab.config(setting, seed, Path())
-        shown = schedule(plan).total_steps * plan.prune_batch + plan.epochs * available(plan)
-        seconds += pace(lab, setting.base) * shown
+        shown = schedule(plan).total_steps * plan.prune_batch + plan.epochs * there[setting.base]
+        seconds += paces[setting.base] * shown
     fetched = sum(base.weights is not None and lab.scale != "smoke" for base in bases)
     networks = "".join(
         f"{count} base network{'s' * (count > 1)} to {what} and "
@@ -216,8 +222,8 @@ def available(config: Config) -> int:
     return {"digits": 1200, "imagenet": IMAGES}.get(Path(config.data).name, 50_000)
 
 
-def pace(lab: Lab, base: Base) -> float:
-    """Seconds an image, of several runs that advance at once each one's share."""
+def pace(lab: Lab, base: Base, images: int) -> float:
+    """Seconds an image, of so many; of several runs that advance at once each one's share."""
     device = usable(lab.device).partition(":")[0]
     past = [read_json(path) for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json")]
     same: list[float] = [
@@ -227,7 +233,12 @@ def pace(lab: Lab, base: Base) -> float:
     ]
     if same:
         return statistics.median(same)
-    return SMALL if lab.scale == "smoke" else GUESS[device][base.model.rpartition(":")[2]]
+    if lab.scale == "smoke":
+        return SMALL
+    guess = GUESS[device][base.model.rpartition(":")[2]]
+    if device == "cpu" or not Path(base.data).is_dir() or images * KEPT <= COMFORT * room(usable(lab.device)):
+        return guess
+    return max(guess, 1 / DECODED / default_workers())  # the step waits for images
 
 
 def trained_on(result: Mapping[str, Any]) -> int:
