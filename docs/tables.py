@@ -21,7 +21,6 @@ from growprune.paper.comparison import bars_met, bases_trained, compared, done_s
 from growprune.paper.cost import cost
 from growprune.paper.grid import markdown
 from growprune.paper.reproduce import Lab
-from growprune.paper.setting import RESNET56, VGG19
 
 HERE = Path(__file__).parent
 SECTION = re.compile(r"<!-- (\w+) (paper|short) -->\n.*?<!-- end -->", re.DOTALL)
@@ -38,7 +37,8 @@ def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
         steps, loader = (json.loads((bench / f"h200-{each}.json").read_text()) for each in ("imagenet", "loader"))
         return markdown(cost(steps["steps"], loader["fed"]["torchvision:resnet50"])), {}
     if name == "bases":
-        return markdown(bases_trained(lab, (RESNET56, VGG19))), {}
+        settings = [each for name in paper.NAMES if name not in paper.OF_IMAGES for each in paper.find(name).settings()]
+        return markdown(bases_trained(lab, list(dict.fromkeys(setting.base for setting in settings)))), {}
     comparison = compared(lab, paper.find(name))
     pictures = "\n".join(f"![{comparison.experiment.title}](figures/{each}.png)\n" for each in comparison.figures)
     return f"{comparison.markdown()}\n{pictures}".strip(), comparison.figures

@@ -32,9 +32,9 @@ import growprune as gp
 from growprune import GrowpruneError, data, models, paper
 from growprune.config import Prune, Train
 from growprune.paper import bars, cost, imagenet, ku, obd, random, table1, table2, table3, table4
-from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, words
+from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, left, words
 from growprune.paper.grid import same_filters
-from growprune.paper.reproduce import Lab, began, forecast, missing, reproduce, same_images
+from growprune.paper.reproduce import Lab, began, forecast, missing, otherwise, reproduce, same_images
 from growprune.paper.results import Found
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.recipe import schedule
@@ -142,6 +142,23 @@ def test_a_run_whose_options_are_damaged_fails_alone(shop: Shop, shelf: Path, tm
 def read(shelf: Path, key: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((shelf / f"{key}.json").read_text())
     return found
+
+
+def result(setting: Setting, scale: Scale = "short", seed: int = 0, **facts: Any) -> dict[str, Any]:
+    """A finished run of it, as it lies on the shelf."""
+    names = ("base", "before_removal", "after_removal", "final", "best")
+    config = {**asdict(setting.config(scale, seed, Path())), **facts.pop("config", {})}
+    return {
+        "accuracy": dict.fromkeys(names, 90.0), "base": {"sha256": "0", "accuracy": 90.0}, "images": {"train": 50_000},
+        "environment": {"device": "cpu"}, "speedup": 2.0, "sparsity": 0.0, "steps": 1, "seconds": 1.0, "course": [],
+        "gone": "1", "config": config, **facts,
+    }  # fmt: skip
+
+
+def shelve(lab: Lab, setting: Setting, seed: int = 0, **facts: Any) -> Path:
+    (file := lab.shelf.file(setting, seed)).parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(result(setting, lab.scale, seed, **facts)))
+    return file
 
 
 def line(grid: dict[str, Any], name: str) -> dict[str, str]:
@@ -442,7 +459,7 @@ def test_the_first_seed_of_all_comes_before_the_second_of_any(tmp_path: Path) ->
 def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> None:
     lab, pair = Lab(tmp_path, seeds=2), table1.pair(VGG19, 0.8)
     assert missing(lab, table1.EXPERIMENT, ["vgg19-0.8"]) == [(each, seed) for seed in (0, 1) for each in pair]
-    lab.shelf.file(pair[1], 0).write_text("{}")
+    shelve(lab, pair[1])
     assert missing(lab, table1.EXPERIMENT, ["vgg19-0.8"]) == [(pair[0], 0), (pair[0], 1), (pair[1], 1)]
 
 
@@ -456,7 +473,7 @@ def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> Non
         ("ku", 2, 12),
         ("figure1", 2, 2),
         ("scopes", 1, 6),
-        ("causes", 4, 57),
+        ("causes", 4, 65),
         ("table3", 2, 15),
         ("table4", 1, 3),
     ],
@@ -478,7 +495,8 @@ def test_the_forecast_goes_by_runs_that_were_done(tmp_path: Path) -> None:
     lab = Lab(tmp_path, device="cpu")
     config = {"epochs": 2, "batch": 100, "prune_batch": 50}
     facts = {"steps": 30, "parallel": 2, "environment": {"device": "cpu"}, "images": {"train": 1050}, "config": config}
-    lab.shelf.file(once, 0).write_text(json.dumps({"seconds": 50.0, **facts}))  # 2,500 images in 25 s for each of two
+    file = shelve(lab, once, seconds=50.0, **facts)  # 2,500 images in 25 s for each of two
+    file.with_name(file.name.replace("seed0", "seed7")).write_text("{}")  # says nothing
     assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 16 h 40 min on this device"  # 120 times 50,000
 
 
@@ -587,15 +605,19 @@ def test_other_filters_or_another_base_are_told(shelf: Path, tmp_path: Path, cha
 
 
 def test_numbers_for_other_programs(shelf: Path, said: dict[str, Any]) -> None:
-    """The last epochs', by run."""
+    """Last and best, by run; and how each stands to the bars."""
     assert len(said["random"][0]["runs"]["smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-random-ku1"]) == 2
     last, best = [], []
     for shown, _ in said.values():
         for name, values in shown["runs"].items():
             kept = [read(shelf, f"{name}-seed{seed}")["accuracy"] for seed in range(len(values))]
-            assert values == [each["final"] for each in kept]
-            last += values
-            best += [each["best"] for each in kept]
+            assert [each["seed"] for each in values] == list(range(len(values)))
+            assert [each["last"] for each in values] == [each["final"] for each in kept]
+            assert [each["best"] for each in values] == [each["best"] for each in kept]
+            last += [each["last"] for each in values]
+            best += [each["best"] for each in values]
+        bars = [verdict.bar for verdict in paper.find(shown["name"]).verdicts(lambda _: of())]
+        assert [verdict["bar"] for verdict in shown["verdicts"]] == bars
     assert last != best
 
 
@@ -624,19 +646,19 @@ def test_json_page_and_markdown_say_the_same(shelf: Path, said: dict[str, Any]) 
                 assert all(f">{cell}<" in page for cell in cells)
             assert all(remark in plain and remark in page for remark in [grid["title"], *grid["remarks"]])
         for row in found["missing"]:
-            assert re.search(rf"missing: .*\b{re.escape(row)}[,.]", plain)
-            assert re.search(rf"missing: .*\b{re.escape(row)}[,.]", page)
+            assert re.search(rf"missing: .*\b{re.escape(row)}[,. ]", plain)
+            assert re.search(rf"missing: .*\b{re.escape(row)}[,. ]", page)
 
 
 def test_only_the_tables_of_the_rows_asked_for_are_shown(shop: Shop, shelf: Path, said: dict[str, Any]) -> None:
     shown = {name: len(found["grids"]) for name, (found, _) in said.items()}
     every = {name: len(paper.find(name).grids(lambda _: Found(()))) for name in paper.NAMES}
     assert shown == {**dict.fromkeys(paper.NAMES, 1)}
-    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 6}
+    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 7}
     assert every == {**shown, **several}
     words = " ".join(shop.done(*command("table1", shelf, "--no-run", "--only", "resnet56-0.9,vgg19-0.8")).out.split())
     assert words.count("Table 1: ") == 2
-    assert "Not all of it was run; missing: vgg19-0.8. Not asked for, nor run: resnet56-0.5, resnet56-0.7, " in words
+    assert "Not all of it was run; missing: vgg19-0.8. Not asked for, and not all run: resnet56-0.5, " in words
 
 
 def test_every_grid_knows_its_settings() -> None:
@@ -838,11 +860,107 @@ def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tm
     assert not [path for path in out.iterdir() if path.name in ("runs", "tables")]
 
 
-def test_a_file_that_is_no_result_is_named(shop: Shop, shelf: Path, tmp_path: Path) -> None:
-    out = bare(shelf, tmp_path / "out", ONCE)
-    (out / f"{ONCE}.json").write_text('{"accuracy": {}}')
-    said = shop.refused(*command("table1", out, "--no-run"))
-    assert said == f"growprune: {out / ONCE}.json: not a run's result (no base): put it back, or delete it"
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("", "damaged: not JSON"),
+        ("{}", "not a run's result (no accuracy): put it back, or delete it"),
+        ({"accuracy": {"base": 1.0}}, "not a run's result (no accuracy.before_removal): put it back, or delete it"),
+        ({"course": None}, "not a run's result (no course): put it back, or delete it"),
+        ({"config": {"epochs": 40}}, "another run's result (epochs 40, not 120): put it back, or delete it"),
+        ({"config": {"ratios": "0.5"}}, "another run's result (ratios 0.5, not [0, 0.5, 0.5, 0.5]): put it back, or "),
+        ({"config": {"seed": 1}}, "another run's result (seed 1, not 0): put it back, or delete it"),
+    ],
+)
+def test_a_file_that_is_no_result_is_named_and_the_others_are_shown(
+    shop: Shop, tmp_path: Path, change: str | dict[str, Any], why: str
+) -> None:
+    """Taken as not run: it is nobody's run, or another's."""
+    lab, (once, greg) = Lab(tmp_path), table1.pair(RESNET56, 0.5)
+    shelve(lab, greg)
+    file = shelve(lab, once, **(change if isinstance(change, dict) else {}))
+    if isinstance(change, str):
+        file.write_text(change)
+    done = shop.done("reproduce", "table1", "--no-run", "--json", "--out", tmp_path)
+    found = json.loads(done.out)
+    cells = [line(found["grids"][0], f"{name}, here: last epoch")["0.5"] for name in ("one-shot", "GReg-1")]
+    assert cells == ["not run", "90.00"]
+    assert found["missing"][0] == "resnet56-0.5"
+    comparison = compared(lab, table1.EXPERIMENT)
+    assert f"Not read: {file}: {why}" in comparison.markdown()
+    assert "missing: resnet56-0.5 (oneshot), resnet56-0.7, " in comparison.markdown()
+    assert (once, 0) in missing(lab, table1.EXPERIMENT)
+
+
+def test_a_damaged_result_comes_back_from_its_run(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    shutil.copytree(shelf, out := tmp_path / "out")
+    (file := out / f"{ONCE}.json").write_text("{")
+    done = shop.done(*command("table1", out, "--only", "resnet56-0.9"))
+    assert f"growprune: taken as not run: {file}: damaged: not JSON\n" in done.err
+    assert timeless(read(out, ONCE)) == timeless(read(shelf, ONCE))
+    (out / f"{ONCE}.json").unlink()
+    (folder := out / "runs" / ONCE).joinpath("result.json").write_text("{}")
+    said = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+    assert said.code == 2
+    assert (
+        f"{folder / 'result.json'}: not a run's result (no accuracy): delete the folder, and it is run again"
+        in said.err
+    )
+
+
+def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
+    """One-shot with three seeds, GReg-1 with one: its gain is over that one; nor are precisions mixed in silence."""
+    lab, (once, greg) = Lab(tmp_path), table1.pair(RESNET56, 0.9)
+    shelve(lab, greg)
+    assert compared(lab, table1.EXPERIMENT).notes == ()
+    shelve(lab, once)
+    assert compared(lab, table1.EXPERIMENT).notes == ()
+    for seed, precision in ((0, "bf16"), (1, "fp32"), (2, "bf16")):
+        shelve(lab, once, seed, choices={"prune": {"precision": "bf16"}, "finetune": {"precision": precision}})
+    assert compared(lab, table1.EXPERIMENT).notes == (
+        "± is the deviation over so many runs as stand in brackets.",
+        "Differences between methods are over the seeds that both were run with.",
+        "Means over runs of different precision: resnet56-cifar10-oneshot-0_0.9_0.9_0.9.",
+    )
+    (row,) = (
+        words for name, words in left(Lab(tmp_path, seeds=3), table1.EXPERIMENT).items() if name == "resnet56-0.9"
+    )
+    assert row == "resnet56-0.9 (greg1 seed 1, 2)"
+
+
+def test_runs_that_were_done_otherwise_are_told(tmp_path: Path) -> None:
+    once, greg = table1.pair(RESNET56, 0.9)
+    lab = Lab(tmp_path, options={"precision": "bf16", "deterministic": True})
+    shelve(lab, once, config={"precision": "bf16", "deterministic": True})
+    assert otherwise(lab, table1.EXPERIMENT, []) == []
+    shelve(lab, greg)
+    told = "1 of the runs that are there were done without --{}; give another --out for it"
+    assert otherwise(lab, table1.EXPERIMENT, []) == [told.format("precision bf16"), told.format("deterministic")]
+    assert otherwise(Lab(tmp_path), table1.EXPERIMENT, []) == []
+    assert otherwise(lab, table1.EXPERIMENT, ["vgg19-0.5"]) == []
+
+
+def test_a_network_whose_base_is_gone_keeps_no_other_from_being_run(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    shutil.copytree(shelf, out := tmp_path / "out", ignore=shutil.ignore_patterns("runs"))
+    (network,) = (out / "bases").glob("smoke-vgg19-*")
+    network.unlink()
+    key = "smoke-resnet56-cifar10-oneshot-0_0.7_0.7_0.7-seed0"
+    (out / f"{key}.json").unlink(missing_ok=True)
+    said = shop.run(*command("table1", out, "--only", "resnet56-0.7,vgg19-0.9"))
+    assert said.code == 2
+    assert f"vgg19-cifar100: {network}: the base network of the runs in {out} is gone" in said.err
+    assert (out / f"{key}.json").exists()
+
+
+def test_the_table_is_shown_where_it_cannot_be_kept(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    shutil.copytree(shelf, out := tmp_path / "out", ignore=shutil.ignore_patterns("runs", "tables"))
+    (out / "tables").write_text("in the way")
+    said = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+    assert said.code == 2
+    assert "Table 1: resnet56" in said.out
+    assert str(out / "tables") in said.err
+    refused = shop.refused(*command("table1", out / "tables", "--no-run"))
+    assert refused == f"growprune: --out: {out / 'tables'} is a file; give a folder"
 
 
 @pytest.mark.parametrize("state", ["is gone", "has changed"])
@@ -929,9 +1047,9 @@ def test_bars_are_asked_of_the_rows_they_are_for(tmp_path: Path) -> None:
     count = {name: [bar.count(each) for each in kinds] for name, bar in asked.items() if bar}
     assert count == {
         "table1": [20, 7, 0, 0], "table2": [4, 0, 2, 0], "obd": [0, 10, 0, 0], "random": [4, 2, 0, 0],
-        "ku": [10, 0, 0, 0], "table3": [9, 0, 0, 4], "table4": [2, 0, 0, 2],
+        "ku": [12, 0, 0, 0], "table3": [9, 0, 0, 4], "table4": [2, 0, 0, 2],
     }  # fmt: skip
-    for scale, near in (("paper", "49"), ("short", "26")):  # Ku = 1: one-shot, table 2 and Ku's own rows are left
+    for scale, near in (("paper", "51"), ("short", "28")):  # Ku = 1: one-shot, table 2 and Ku's own rows are left
         grid = bars_met(Lab(tmp_path, scale), [paper.find(name) for name in paper.NAMES])  # type: ignore[arg-type]
         assert [cells[1:] for cells in grid.lines] == [(n, "0", "0", n) for n in (near, "19", "2", "6")]
 
@@ -1032,8 +1150,13 @@ def test_the_document_says_what_the_results_give() -> None:
 def test_the_document_is_made_from_results(shelf: Path, tmp_path: Path) -> None:
     """Smoke results under the keys of real ones: every section takes what is there, and draws figures."""
     (out := tmp_path / "paper").mkdir()
-    for path in [*shelf.glob("smoke-*.json"), *shelf.glob("base-smoke-*.json")]:
-        shutil.copy(path, out / path.name.replace("smoke-", "").replace("ku1-watched", "ku10-watched"))
+    for path in shelf.glob("base-smoke-*.json"):
+        shutil.copy(path, out / path.name.replace("smoke-", ""))
+    for setting in {each for name in paper.NAMES for each in paper.find(name).settings()}:
+        if (path := shelf / f"{setting.key('smoke', 0)}.json").exists():
+            config = asdict(setting.config("short", 0, Path()))
+            facts = json.loads(path.read_text()) | {"config": config}
+            (out / f"{setting.key('short', 0)}.json").write_text(json.dumps(facts))
     document = tmp_path / "reproduction.md"
     kinds = ("table1 short", "table1 paper", "figure1 paper", "bars short", "bases short")
     document.write_text(

@@ -353,6 +353,8 @@ def reproduce(
     experiment.settings(only)  # a row that is not there is refused, with --no-run too
     if asked.images is not None and asked.scale == "smoke":
         lab.say("--images: not looked at, a smoke run is on digits")
+    if lab.out.exists() and not lab.out.is_dir():
+        raise GrowpruneError(f"--out: {lab.out} is a file; give a folder")
     if not asked.run and not lab.out.is_dir():
         lab.say(f"--out: no folder {lab.out}: nothing was run there")
     failed: SomeFailedError | None = None
@@ -367,11 +369,17 @@ def reproduce(
     if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
         return
     comparison = compared(lab, experiment)
-    page = publish(comparison, lab.out / "tables") if asked.run else None
     part = comparison.of(only)
     show(part.to_json(), lambda _: part.shown(), as_json)
-    if page is not None and not as_json:
-        print(f"Report: {page}")
+    try:
+        page = publish(comparison, lab.out / "tables") if asked.run else None
+    except (GrowpruneError, OSError) as error:  # the runs that failed are what counts then
+        if failed is None:
+            raise
+        lab.say(told(error) or str(error))
+    else:
+        if page is not None and not as_json:
+            print(f"Report: {page}")
     if failed is not None:
         raise failed
 

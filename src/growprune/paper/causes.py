@@ -14,7 +14,7 @@ from growprune.paper.setting import RESNET56, VGG19, Base, Recipe, Setting
 from growprune.paper.table1 import PAPER, ratios
 
 Options = tuple[tuple[str, int | float | str], ...]
-RATIOS = {RESNET56: (0.9, 0.925, 0.95), VGG19: (0.6, 0.7, 0.8)}
+RATIOS = {RESNET56: (0.9, 0.925, 0.95), VGG19: (0.6, 0.7, 0.8, 0.9)}
 KS: Options = (("ks", 10_000),)
 HALF: Options = (("batch", 128), ("prune_batch", 128))
 IMAGENETS = {"normalize": "imagenet"}
@@ -40,7 +40,7 @@ def ways(base: Base) -> tuple[Way, ...]:
     small = (Way("batch", "batch 128, as in the authors' commands", base, HALF),) if base == RESNET56 else ()
     own = "the authors' base network and normalisation" if base == RESNET56 else "the authors' base network"
     return (
-        Way("paper", "as the paper says", base),
+        Way("paper", "as in table 1", base),
         *small,
         Way("ks", "Ks = 10k, as in the authors' commands", base, KS),
         Way("fp32", "float32", base, (("precision", "fp32"),)),

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from growprune.paper.bars import BARS
-from growprune.paper.grid import Experiment, Grid, markdown, to_json
+from growprune.paper.bars import BARS, Verdict
+from growprune.paper.grid import FEW, Experiment, Grid, markdown, to_json
 from growprune.paper.reproduce import Lab, missing
-from growprune.paper.setting import Base, Scale
+from growprune.paper.results import BASE, Found, shaped
+from growprune.paper.setting import Base, Scale, Setting
 from growprune.report import Fitted, document, duration, html_figure, html_table
-from growprune.run import read_json
 from growprune.storage import write_whole
 
 SMOKE = "Smoke run of small networks on digits, not the paper's: "
@@ -46,16 +46,18 @@ def words(experiment: Experiment, scale: Scale) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """An experiment as far as it was run at one scale; `missing` names the rows of which runs are not there, `unasked`
-    those that nobody asked for this time; `runs` holds the last epochs' accuracies, by run, as numbers."""
+    """An experiment as far as it was run at one scale; `missing` has the rows of which runs are not there, and in words
+    which, `unasked` those that nobody asked for this time; `runs` holds accuracies as numbers."""
 
     experiment: Experiment
     scale: Scale
     grids: list[Grid]
     figures: dict[str, bytes]
-    missing: list[str]
+    missing: dict[str, str]
     unasked: list[str] = field(default_factory=list)
-    runs: dict[str, list[float]] = field(default_factory=dict)
+    runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
     def of(self, only: Sequence[str]) -> Comparison:
         """The part that these rows belong to; of all rows if none is named."""
@@ -65,7 +67,7 @@ class Comparison:
         return replace(
             self,
             grids=[grid for grid in self.grids if not grid.settings or asked.intersection(grid.settings)],
-            missing=[row for row in self.missing if row in only],
+            missing={row: words for row, words in self.missing.items() if row in only},
             unasked=[row for row in self.missing if row not in only],
         )
 
@@ -76,11 +78,12 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        said = [words(self.experiment, self.scale)]
+        said = [words(self.experiment, self.scale), *self.notes]
         if self.missing:
-            said.append(f"Not all of it was run; missing: {', '.join(self.missing)}.")
+            said.append(f"Not all of it was run; missing: {', '.join(self.missing.values())}.")
         if self.unasked:
-            said.append(f"Not asked for, nor run: {', '.join(self.unasked)}.")
+            rows = ", ".join(self.unasked) if len(self.unasked) <= FEW else f"{len(self.unasked)} rows"
+            said.append(f"Not asked for, and not all run: {rows}.")
         return said
 
     def shown(self) -> RenderableType:
@@ -96,8 +99,10 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         grids = [to_json(grid) for grid in self.grids]
-        left = {"missing": self.missing, "unasked": self.unasked}
-        return {"name": self.experiment.name, "scale": self.scale, "grids": grids, **left, "runs": self.runs}
+        left = {"missing": list(self.missing), "unasked": self.unasked}
+        held = [asdict(verdict) for verdict in self.verdicts]
+        here = {"name": self.experiment.name, "scale": self.scale}
+        return {**here, "grids": grids, **left, "runs": self.runs, "verdicts": held}
 
     def html(self) -> str:
         parts = []
@@ -106,19 +111,63 @@ class Comparison:
             parts += [f"<p>{html.escape(remark)}</p>" for remark in grid.remarks]
         parts += [html_figure(name, blob, f"{self.prefix}{name}") for name, blob in self.figures.items()]
         parts += [f"<p>{html.escape(remark)}</p>" for remark in self.remarks]
-        return document(f"growprune: {self.prefix}{self.experiment.title}", parts)
+        return document(f"growprune: {self.prefix}{self.experiment.title}, {self.scale} scale", parts)
 
 
 def compared(lab: Lab, experiment: Experiment) -> Comparison:
     """The comparison from what is on the shelf."""
-    undone = {setting for setting, _ in missing(lab, experiment)}
-    left = [row.name for row in experiment.rows if undone.intersection(row.settings)]
-    runs = {setting.key(lab.scale, 0).rpartition("-")[0]: lab.look(setting) for setting in experiment.settings()}
+    runs = {setting: lab.look(setting) for setting in experiment.settings()}
+    shown = {setting.key(lab.scale, 0).rpartition("-")[0]: each for setting, each in runs.items() if each}
     found = Comparison(
-        experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left,
-        runs={name: each.values("final") for name, each in runs.items() if each},
+        experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left(lab, experiment),
+        runs={name: [in_numbers(run) for run in each.runs] for name, each in shown.items()},
+        verdicts=experiment.verdicts(lab.look),
+        notes=(*told_of(runs), *(f"Not read: {damage}." for damage in lab.shelf.damaged(runs))),
     )  # fmt: skip
     return replace(found, grids=[replace(grid, title=f"{found.prefix}{grid.title}") for grid in found.grids])
+
+
+def left(lab: Lab, experiment: Experiment) -> dict[str, str]:
+    """The rows that are not whole; of those begun, what they lack."""
+    seeds = lab.seeds or experiment.seeds
+    undone: dict[Setting, list[int]] = {}
+    for setting, seed in missing(lab, experiment):
+        undone.setdefault(setting, []).append(seed)
+    rows = {}
+    for row in experiment.rows:
+        lacking = {setting: undone[setting] for setting in row.settings if setting in undone}
+        if not lacking:
+            continue
+        begun = sum(map(len, lacking.values())) < seeds * len(row.settings)
+        parts = [
+            setting.schedule + (f" seed {', '.join(map(str, each))}" if len(each) < seeds else "")
+            for setting, each in lacking.items()
+        ]
+        rows[row.name] = f"{row.name} ({'; '.join(parts)})" if begun else row.name
+    return rows
+
+
+def in_numbers(run: Mapping[str, Any]) -> dict[str, float]:
+    return {"seed": run["config"]["seed"], "last": run["accuracy"]["final"], "best": run["accuracy"]["best"]}
+
+
+def told_of(runs: Mapping[Setting, Found]) -> tuple[str, ...]:
+    """What one must know to read means and differences of these."""
+    said = []
+    done = [found for found in runs.values() if found]
+    if any(len(found.runs) > 1 for found in done):
+        said.append("± is the deviation over so many runs as stand in brackets.")
+    if len({frozenset(found.seeds) for found in done}) > 1:
+        said.append("Differences between methods are over the seeds that both were run with.")
+    mixed = [setting.key("short", 0) for setting, found in runs.items() if len(precisions(found)) > 1]
+    if mixed:
+        said.append(f"Means over runs of different precision: {', '.join(name.rpartition('-')[0] for name in mixed)}.")
+    return tuple(said)
+
+
+def precisions(found: Found) -> set[str]:
+    """In which the last steps were computed."""
+    return {list(run.get("choices", {"": {}}).values())[-1].get("precision", "") for run in found.runs}
 
 
 def publish(comparison: Comparison, place: Path) -> Path:
@@ -168,7 +217,7 @@ def bases_trained(lab: Lab, bases: Sequence[Base]) -> Grid:
         if not about.exists():
             lines.append((base.name, f"{base.accuracy:.2f} %", "not run", "", "", ""))
             continue
-        facts = read_json(about)
+        facts = shaped(about, BASE)
         how = f"{facts['config']['epochs']} epochs, {facts['config']['lr']}, batch {facts['config']['batch']}"
         where = f"{duration(facts['seconds'])} on {facts['environment']['device_name']}"
         accuracy = f"{facts['accuracy']:.2f} %"

@@ -43,7 +43,9 @@ def grids(look: Look) -> list[Grid]:
         means = [sum(note["spread"].values()) / len(note["spread"]) for note in (first, last)]
         lines.append((base.name, f"{means[0]:.3f}", f"{means[1]:.3f}", f"{grown} of {len(first['spread'])}"))
     head = ("network", "mean deviation at λ = 0", "at the end", "layers in which it grew")
-    return [Grid("Figure 1: normalised deviation of filter L1 norms", head, tuple(lines))]
+    several = any(len(look(watch(base)).runs) > 1 for base in WATCHED)
+    remarks = ("Of several runs the first is shown.",) if several else ()
+    return [Grid("Figure 1: normalised deviation of filter L1 norms", head, tuple(lines), remarks)]
 
 
 def figures(look: Look) -> dict[str, bytes]:

@@ -62,6 +62,10 @@ def beside(base: Base, plain: Found) -> Verdict:
     return bars.accuracy(f"{base.model} one-shot", plain, PAPER[base][2][0])
 
 
+def verdicts(look: Look) -> list[Verdict]:
+    return [verdict for base in PAPER for verdict in (*near(base, look), beside(base, look(once(base))))]
+
+
 EXPERIMENT = Experiment(
     "ku",
     "sensitivity to Ku",
@@ -71,5 +75,5 @@ EXPERIMENT = Experiment(
         for ku in columns
     ),
     grids,
-    verdicts=lambda look: [verdict for base in PAPER for verdict in near(base, look)],
+    verdicts=verdicts,
 )

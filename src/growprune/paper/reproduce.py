@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from growprune.jobs import run, usable
 from growprune.keeping import room
 from growprune.paper.grid import Experiment
 from growprune.paper.imagenet import IMAGES
-from growprune.paper.results import Found, Ground, Shelf
+from growprune.paper.results import SHAPE, Found, Ground, Shelf, shaped
 from growprune.paper.setting import KINDS, Base, Scale, Setting
 from growprune.recipe import schedule
 from growprune.report import duration
@@ -33,6 +34,8 @@ from growprune.streaming import default_workers
 
 Wanted = list[tuple[Setting, int]]
 """Settings and seeds."""
+Failures = list[tuple[str, str]]
+"""Runs that were not done, and why."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,67 @@ class Lab:
 def missing(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Wanted:
     """The runs that are not done; the first seed of all settings comes before the second of any."""
     settings, seeds = experiment.settings(only), range(lab.seeds or experiment.seeds)
-    return [(each, seed) for seed in seeds for each in settings if not lab.shelf.file(each, seed).exists()]
+    there = {each: lab.look(each).seeds for each in settings}
+    return [(each, seed) for seed in seeds for each in settings if seed not in there[each]]
 
 
 def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> None:
     """Do what is missing, as far as it can be done."""
+    for damage in lab.shelf.damaged(experiment.settings(only)):
+        lab.say(f"taken as not run: {damage}")
+    for line in otherwise(lab, experiment, only):
+        lab.say(line)
     wanted = missing(lab, experiment, only)
     if not wanted:
         lab.say("every run is there: nothing to do")
         return
     bases = list(dict.fromkeys(setting.base for setting, _ in wanted))
-    untrained = [base for base in bases if lab.shelf.ground(base) is None]
+    there, lost = grounds(lab, bases)
+    if len(lost) == len(bases):
+        raise GrowpruneError(next(iter(lost.values())))
+    failures = [(base.name, why) for base, why in lost.items()]
+    bases = [base for base in bases if base not in lost]
+    wanted = [each for each in wanted if each[0].base in bases]
+    untrained = [base for base in bases if base not in there]
     have_images(lab, bases)
     same_images(lab, bases)
     lab.say(forecast(lab, untrained, wanted))
-    failures = train(lab, untrained)
-    grounds = {base: ground for base in bases if (ground := lab.shelf.ground(base)) is not None}
-    failures += prune(lab, [each for each in wanted if each[0].base in grounds], grounds)
+    failures += train(lab, untrained)
+    there, _ = grounds(lab, bases)
+    failures += prune(lab, [each for each in wanted if each[0].base in there], there)
     if failures:
         raise SomeFailedError(failures)
+
+
+def grounds(lab: Lab, bases: Sequence[Base]) -> tuple[dict[Base, Ground], dict[Base, str]]:
+    """The base networks that are there; and of those that were and are no more, what is wrong."""
+    there: dict[Base, Ground] = {}
+    lost: dict[Base, str] = {}
+    for base in bases:
+        try:
+            ground = lab.shelf.ground(base)
+        except GrowpruneError as error:
+            lost[base] = str(error)
+        else:
+            there |= {} if ground is None else {base: ground}
+    return there, lost
+
+
+def otherwise(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[str]:
+    """Finished runs that were asked for otherwise now: they are not done again."""
+    said = []
+    for name, usual in (("precision", "auto"), ("deterministic", False)):
+        wanted = lab.options.get(name, usual)
+        others = [
+            run
+            for setting in experiment.settings(only)
+            for run in lab.look(setting).runs
+            if name not in dict(setting.other) and run["config"].get(name, usual) != wanted != usual
+        ]
+        if others:
+            what = f"--{name}" if wanted is True else f"--{name} {wanted}"
+            said.append(f"{len(others)} of the runs that are there were done without {what}; give another --out for it")
+    return said
 
 
 def have_images(lab: Lab, bases: Sequence[Base]) -> None:
@@ -123,10 +168,6 @@ ROOM = 0.01
 """By how much a folder may have changed: a few files more or fewer."""
 
 
-Failures = list[tuple[str, str]]
-"""Runs that were not done, and why."""
-
-
 def train(lab: Lab, bases: Sequence[Base]) -> Failures:
     """Base networks, each once for all runs."""
     folders = {lab.shelf.training(base): base for base in bases}
@@ -134,16 +175,16 @@ def train(lab: Lab, bases: Sequence[Base]) -> Failures:
     return perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder]), more=True)
 
 
-def prune(lab: Lab, wanted: Wanted, grounds: dict[Base, Ground]) -> Failures:
+def prune(lab: Lab, wanted: Wanted, there: Mapping[Base, Ground]) -> Failures:
     folders = {lab.shelf.folder(setting, seed): (setting, seed) for setting, seed in wanted}
     plans = [
-        (lab.config(setting, seed, began(folder, grounds[setting.base].file)), folder)
+        (lab.config(setting, seed, began(folder, there[setting.base].file)), folder)
         for folder, (setting, seed) in folders.items()
     ]
 
     def shelve(folder: Path) -> None:
         setting, seed = folders[folder]
-        lab.shelf.keep(setting, seed, grounds[setting.base], min(lab.at_once, len(plans)))
+        lab.shelf.keep(setting, seed, there[setting.base], min(lab.at_once, len(plans)))
 
     return perform(lab, plans, shelve)
 
@@ -225,12 +266,12 @@ def available(config: Config) -> int:
 def pace(lab: Lab, base: Base, images: int) -> float:
     """Seconds an image, of so many; of several runs that advance at once each one's share."""
     device = usable(lab.device).partition(":")[0]
-    past = [read_json(path) for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json")]
-    same: list[float] = [
-        each["seconds"] / shown / each.get("parallel", 1)
-        for each in past
-        if each["environment"]["device"] == device and (shown := trained_on(each))
-    ]
+    same: list[float] = []
+    for path in (path for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json")):
+        with suppress(GrowpruneError):
+            run = shaped(path, SHAPE)
+            if run["environment"]["device"] == device and (shown := trained_on(run)):
+                same.append(run["seconds"] / shown / run.get("parallel", 1))
     if same:
         return statistics.median(same)
     if lab.scale == "smoke":

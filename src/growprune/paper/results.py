@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from growprune.config import Config
 from growprune.errors import GrowpruneError
 from growprune.paper.setting import Base, Scale, Setting
 from growprune.run import CONFIG, MODEL, RESULT, read_json, read_notes
@@ -53,12 +55,30 @@ class Shelf:
     def training(self, base: Base) -> Path:
         return self.out / "runs" / f"base-{base.named(self.scale)}"
 
+    def run(self, setting: Setting, seed: int) -> dict[str, Any] | None:
+        """A finished run; a file that is not one, or another's, is an error."""
+        file = self.file(setting, seed)
+        return whole(file, setting.config(self.scale, seed, Path()), setting) if file.exists() else None
+
     def found(self, setting: Setting) -> Found:
-        """What there is of a setting."""
-        files = [self.file(setting, seed) for seed in range(MOST_SEEDS)]
+        """What there is of a setting; files that are damaged are as if they were not there."""
         faithful = setting.key(self.scale, 0) == setting.key("paper", 0)
-        runs = tuple(whole(path) for path in files if path.exists())
-        return Found(runs, "paper" if faithful else self.scale)
+        runs = []
+        for seed in range(MOST_SEEDS):
+            with suppress(GrowpruneError):
+                runs += [run] if (run := self.run(setting, seed)) is not None else []
+        return Found(tuple(runs), "paper" if faithful else self.scale)
+
+    def damaged(self, settings: Iterable[Setting]) -> list[str]:
+        """What is wrong with the files of these."""
+        said = []
+        for setting in settings:
+            for seed in range(MOST_SEEDS):
+                try:
+                    self.run(setting, seed)
+                except GrowpruneError as error:
+                    said.append(str(error))
+        return said
 
     def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
         """Put a finished run on the shelf."""
@@ -75,7 +95,7 @@ class Shelf:
         """The base network, if it has been trained; runs that began from it cannot go with another."""
         if not self.about(base).exists():
             return None
-        facts = read_json(self.about(base))
+        facts = shaped(self.about(base), BASE)
         file = self.out / "bases" / f"{base.named(self.scale)}-{facts['sha256'][:16]}.safetensors"
         if not file.exists() or digest(file) != facts["sha256"]:
             state = "has changed" if file.exists() else "is gone"
@@ -148,6 +168,9 @@ def slim(folder: Path) -> dict[str, Any]:
     """A finished run without what only its folder needs."""
     kept = ("accuracy", "speedup", "sparsity", "params", "macs", "steps", "seconds", "images", "choices", "environment")
     result, config = read_json(folder / RESULT), read_json(folder / CONFIG)
+    if lacking := [key for key in kept if key not in result]:
+        out = "delete the folder, and it is run again"
+        raise GrowpruneError(f"{folder / RESULT}: not a run's result (no {lacking[0]}): {out}")
     config["data"] = Path(config["data"]).absolute().name  # of a folder, not where it lay
     return {key: result[key] for key in kept} | {"config": {k: v for k, v in config.items() if k not in LOCAL}}
 
@@ -189,12 +212,61 @@ def separation(notes: Sequence[dict[str, Any]], watched: str) -> list[dict[str, 
     ]
 
 
-def whole(file: Path) -> dict[str, Any]:
+SHAPE: dict[str, Any] = {
+    "accuracy": dict.fromkeys(("base", "before_removal", "after_removal", "final", "best"), float),
+    "base": {"sha256": str, "accuracy": float},
+    "images": {"train": float},
+    "environment": {"device": str},
+    "config": {"seed": float, "epochs": float, "batch": float, "prune_batch": float},
+    **dict.fromkeys(("speedup", "sparsity", "steps", "seconds"), float),
+    "course": list,
+}
+"""What tables read of a result."""
+BASE: dict[str, Any] = {
+    "sha256": str, "accuracy": float, "seconds": float, "images": {"train": float}, "environment": {"device_name": str},
+    "config": {"epochs": float, "lr": str, "batch": float},
+}  # fmt: skip
+"""And of a base network."""
+FREE = {*LOCAL, "data", "precision", "layout", "compile", "kernels", "deterministic", "threads", "decode", "keep"}
+"""Options of which a run's name says nothing: where it was done, and how it was computed."""
+
+
+def whole(file: Path, plan: Config, setting: Setting) -> dict[str, Any]:
     """A result, or a word on what is wrong with it."""
-    found: dict[str, Any] = read_json(file)
-    if missing := {"accuracy", "config", "base", "images"} - found.keys():
-        raise GrowpruneError(f"{file}: not a run's result (no {sorted(missing)[0]}): put it back, or delete it")
+    found = shaped(file, SHAPE | ({"watched": str, "separation": list} if setting.watched else {}))
+    free = FREE - {name for name, _ in setting.other}
+    for name, wanted in asdict(plan).items():
+        if name not in free and (there := found["config"].get(name, wanted)) != wanted:
+            raise GrowpruneError(f"{file}: another run's result ({name} {there}, not {wanted}): {WAY_OUT}")
     return found
+
+
+WAY_OUT = "put it back, or delete it"
+
+
+def shaped(file: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON file that holds all of this."""
+    found = read_json(file)
+    if (lacking := lacks(found, shape)) is not None:
+        raise GrowpruneError(f"{file}: not a run's result (no {lacking}): {WAY_OUT}")
+    return found
+
+
+def lacks(found: Any, shape: Any) -> str | None:
+    """The first thing that is not there, or not of its kind.
+
+    >>> lacks({"a": {"b": 1}}, {"a": {"b": float}}), lacks({"a": {"b": "1"}}, {"a": {"b": float}})
+    (None, 'a.b')
+    """
+    if not isinstance(shape, Mapping):
+        right = isinstance(found, (int, float)) if shape is float else isinstance(found, shape)
+        return None if right else ""
+    if not isinstance(found, Mapping):
+        return ""
+    for name, inner in shape.items():
+        if (deeper := lacks(found.get(name), inner)) is not None:
+            return f"{name}.{deeper}" if deeper else name
+    return None
 
 
 def put(file: Path, what: dict[str, Any]) -> None:

@@ -36,7 +36,7 @@ def grids(look: Look) -> list[Grid]:
             removal = [found.text(which) if found else "" for which in ("before_removal", "after_removal")]
             lines.append((name, *removal, after(found, EPOCH), found.text(), best(found), str(len(found.runs))))
         head = ("", "before removal", "after removal", f"epoch {EPOCH}", "last epoch", "best on the test set", "runs")
-        remark = "Before and after removal with batch-norm statistics estimated anew on training images."
+        remark = "After removal, and before it where filters were pushed, with batch-norm statistics estimated anew."
         title = f"Scopes: resnet56 on cifar10, ratio {ratio:g}"
         result.append(Grid(title, head, tuple(lines), (remark,), tuple(ways(ratio).values())))
     return result
