@@ -23,15 +23,18 @@ from growprune.paper.grid import markdown
 from growprune.paper.reproduce import Lab
 
 HERE = Path(__file__).parent
+IMAGES = "imagenette"
+"""What tables 3 and 4 were run on."""
+EXPERIMENTS = [paper.find(name, IMAGES) for name in paper.NAMES]
 SECTION = re.compile(r"<!-- (\w+) (paper|short) -->\n.*?<!-- end -->", re.DOTALL)
 
 
 def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
     """One section's words, and its pictures by name."""
     if name == "status":
-        return markdown(done_so_far(lab, [paper.find(each) for each in paper.NAMES])), {}
+        return markdown(done_so_far(lab, EXPERIMENTS)), {}
     if name == "bars":
-        return markdown(bars_met(lab, [paper.find(each) for each in paper.NAMES])), {}
+        return markdown(bars_met(lab, EXPERIMENTS)), {}
     if name == "cost":
         bench = lab.out.parent / "bench"
         steps, loader = (json.loads((bench / f"h200-{each}.json").read_text()) for each in ("imagenet", "loader"))
@@ -39,7 +42,7 @@ def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
     if name == "bases":
         settings = [each for name in paper.NAMES if name not in paper.OF_IMAGES for each in paper.find(name).settings()]
         return markdown(bases_trained(lab, list(dict.fromkeys(setting.base for setting in settings)))), {}
-    comparison = compared(lab, paper.find(name))
+    comparison = compared(lab, paper.find(name, IMAGES))
     pictures = "\n".join(f"![{comparison.experiment.title}](figures/{each}.png)\n" for each in comparison.figures)
     return f"{comparison.markdown()}\n{pictures}".strip(), comparison.figures
 

@@ -212,6 +212,17 @@ def test_an_interruption_is_not_taken_for_a_failing_model() -> None:
         gp.Pruner(Interrupted(), X)
 
 
+def test_filters_of_a_network_whose_single_weights_were_pruned() -> None:
+    """It is said why, and what to do; the other way round both can be had."""
+    model, other = (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1)) for _ in range(2))
+    x = torch.zeros(1, 2, 8, 8)
+    sparse = gp.Pruner(other, x, gp.OneShot(), granularity="weight").compact()
+    error(lambda: gp.Pruner(sparse, x, gp.OneShot()), "single weights of '0' were, and are held at zero; prune filters")
+    small = gp.Pruner(model, x, gp.OneShot(), ratios={"0": 0.5}).compact()
+    both = gp.Pruner(small, x, gp.OneShot(), granularity="weight").compact()
+    assert gp.measure(both, x).macs < gp.measure(model, x).macs
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers(value: float) -> None:
     model = Net()

@@ -423,6 +423,13 @@ def test_the_folder_holds_every_option_as_resolved(place: Path, run: str) -> Non
 
 
 @pytest.mark.parametrize("run", RUNS)
+def test_the_result_says_how_images_were_scaled(place: Path, run: str) -> None:
+    """Without it the network could not be used elsewhere."""
+    found, digits = json.loads((place / run / "result.json").read_text())["normalization"], data.load("digits")
+    assert found == {"mean": list(digits.mean), "std": list(digits.std)}
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_eval_finds_the_very_accuracy_that_the_run_calls_final(place: Path, run: str) -> None:
     result = json.loads((place / run / "result.json").read_text())
     code, out, err = growprune_says("eval", run, "--json")
@@ -553,7 +560,7 @@ def test_without_a_network_it_is_said_how_to_give_weights_a_file(
     assert (code, out) == (2, "")
     name, place = "resnet50-0676ba61.pth", tmp_path / "checkpoints"
     assert err.startswith("growprune: weights 'ResNet50_Weights.IMAGENET1K_V1': cannot be downloaded (")
-    assert err.endswith(f"); put the file {name} into {place}, or give its own place with --weights\n")
+    assert err.endswith(f"); put the file {name} into {place} (prune and eval also take its path, with --weights)\n")
     assert err.count("\n") == 1
     (place / name).write_bytes(b"")
     code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
@@ -565,6 +572,7 @@ def test_without_a_network_it_is_said_how_to_give_weights_a_file(
     ("given", "said"),
     [
         (("--data", "cifar10"), "tell 1000 classes apart; the images are of 10"),
+        (("--data", "pets"), "tell 1000 classes apart; the images are of 2"),
         (("--model", "torchvision:resnet18"), "of another network than --model torchvision:resnet18"),
         (("--model", "resnet56"), "of another network than --model resnet56"),
     ],
@@ -576,6 +584,9 @@ def test_published_weights_that_cannot_fit_are_not_downloaded(
     monkeypatch.setattr(torch.hub, "download_url_to_file", lambda *_, **__: pytest.fail("downloaded"))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr(data, "load", lambda *_, **__: pytest.fail("images were loaded"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / "train" / name).mkdir(parents=True)
     asked = {"--model": "torchvision:resnet50", "--data": str(tmp_path), **dict([given])}
     name = "ResNet50_Weights.IMAGENET1K_V1"
     code, out, err = growprune_says(command, *(word for pair in asked.items() for word in pair), "--weights", name)

@@ -109,6 +109,23 @@ def test_an_option_that_was_not_there_yet_had_its_default() -> None:
     assert list(configs.differences(then, now | {"decode": "gpu"})) == [("decode", "auto", "gpu")]
 
 
+def test_a_folder_has_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is taken up again by any of them; a set that is known by name is not the folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("photographs", "others", "cifar10"):
+        (tmp_path / name).mkdir()
+
+    def differ(one: str, other: str) -> bool:
+        there, here = (Train(model="resnet20", data=each).to_json() for each in (one, other))
+        return bool(list(configs.differences(there, here)))
+
+    for same in ("photographs/", "./photographs", str(tmp_path / "photographs")):
+        assert not differ("photographs", same)
+    assert differ("photographs", "others")
+    assert differ("photographs", "nowhere")
+    assert differ("cifar10", "./cifar10")
+
+
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_a_file_says_what_the_command_line_says(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

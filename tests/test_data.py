@@ -420,6 +420,27 @@ def test_small_images_come_into_memory(tmp_path: Path, held_out: str) -> None:
     assert (found.classes, found.pad, found.flip) == (("cat", "dog"), 2, True)
 
 
+def test_what_is_held_out_is_val_if_there_is_one(tmp_path: Path) -> None:
+    """ImageNet's own test/ has no classes."""
+    write_folder(tmp_path, held_out="val")
+    (tmp_path / "test" / "unknown").mkdir(parents=True)
+    Image.fromarray(some(1, 20, 16)[0]).save(tmp_path / "test" / "unknown" / "a.png")
+    assert len(load(str(tmp_path)).test) == 6
+
+
+def test_linked_folders_count_once(tmp_path: Path) -> None:
+    """As torchvision has it; a link that leads back to where it lies ends there."""
+    write_folder(tmp_path / "set")
+    more = tmp_path / "more"
+    more.mkdir()
+    Image.fromarray(some(1, 20, 16)[0]).save(more / "x.png")
+    cat = tmp_path / "set" / "train" / "cat"
+    (cat / "linked").symlink_to(more)
+    (cat / "again").symlink_to(more)
+    (cat / "back").symlink_to(cat)
+    assert load(str(tmp_path / "set")).train.y.tolist() == [0] * 4 + [1] * 3
+
+
 def test_cifar10_as_class_folders(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for k, name in enumerate(CLASSES):

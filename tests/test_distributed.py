@@ -719,8 +719,9 @@ def test_alone_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_table_is_reproduced_by_several_processes(tmp_path: Path) -> None:
     """Each run by both of them; one puts it on the shelf and shows the table."""
     asked = ("--scale", "smoke", "--only", "resnet56-0.9", "--device", "cpu", "--out", tmp_path / "paper", "--json")
-    out, _ = passed(torchrun("-m", "growprune", "reproduce", "table1", *asked))
+    out, err = passed(torchrun("-m", "growprune", "reproduce", "table1", *asked))
     assert json.loads(out)["name"] == "table1"
+    assert err.count(" runs to do, about ") == 1
     found = [json.loads(path.read_text()) for path in (tmp_path / "paper").glob("smoke-*.json")]
     assert [run["environment"]["world"] for run in found] == [2, 2]
     assert len({run["gone"] for run in found}) == 1

@@ -29,12 +29,13 @@ from PIL import Image
 from rich.console import Console
 
 import growprune as gp
-from growprune import GrowpruneError, data, models, paper
+from growprune import GrowpruneError, data, models, outcome, paper
 from growprune.config import Prune, Train
 from growprune.paper import bars, cost, imagenet, ku, obd, random, table1, table2, table3, table4
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, left, words
 from growprune.paper.grid import same_filters
-from growprune.paper.reproduce import Lab, began, forecast, missing, otherwise, reproduce, same_images
+from growprune.paper.imagenet import IMAGES
+from growprune.paper.reproduce import Lab, available, began, forecast, missing, otherwise, reproduce, same_images
 from growprune.paper.results import Found
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.recipe import schedule
@@ -229,6 +230,7 @@ def test_table_4_has_the_papers_sparsity(tmp_path: Path) -> None:
     assert round(100 * gone, 1) == 82.7
     assert bool(kept["conv1"].all())
     assert len(kept) == 54
+    assert round(100 * outcome.zeros(pruner.compact()), 2) == 82.67  # as the table shows it
     gp.save(small := pruner.compact(), tmp_path / "sparse")
     assert (tmp_path / "sparse").stat().st_size == pytest.approx(21.3e6, rel=0.01)
     back = gp.load(tmp_path / "sparse", lambda: models.create("torchvision:resnet50")).state_dict()
@@ -238,10 +240,38 @@ def test_table_4_has_the_papers_sparsity(tmp_path: Path) -> None:
 def test_a_folder_of_other_classes_gets_a_base_network_of_its_own(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "pets" / "train" / name).mkdir(parents=True)
+    (tmp_path / "pets" / "train" / ".ipynb_checkpoints").mkdir()
+    assert imagenet.classes(str(tmp_path / "pets")) == 2
     base = imagenet.base("resnet34", str(tmp_path / "pets"))
     assert base.name == "resnet34-pets"
     found = base.config("short")
     assert (found.weights, found.epochs, found.weight_decay, found.normalize) == (None, 100, 1e-4, "imagenet")
+
+
+@pytest.mark.parametrize(("name", "images", "asked"), [("imagenette", 9_469, False), ("imagenet", IMAGES, True)])
+def test_the_papers_accuracies_are_asked_of_imagenet_alone(tmp_path: Path, name: str, images: int, asked: bool) -> None:
+    """Whether the folder is still there or not."""
+    place, lab = str(tmp_path / name), Lab(tmp_path, "paper")
+    for experiment in (table3.experiment(place), table4.experiment(place)):
+        kinds = {verdict.bar for verdict in experiment.verdicts(lab.look)}
+        assert ("accuracy" in kinds) == asked
+        for setting in experiment.settings():
+            shelve(lab, setting, images={"train": images})
+        judged = [verdict.met for verdict in experiment.verdicts(lab.look) if verdict.bar == "accuracy"]
+        assert judged == ([True] * len(judged) if asked else [])
+        for setting in experiment.settings():
+            shelve(lab, setting, images={"train": 9_469})
+        assert {verdict.bar for verdict in experiment.verdicts(lab.look)} == {"above"}
+
+
+def test_images_are_counted_as_they_are_loaded(tmp_path: Path) -> None:
+    """At any depth, without what is hidden or no image."""
+    (deep := tmp_path / "tiny" / "train" / "cat" / "images").mkdir(parents=True)
+    for name in ("a.jpg", "b.JPEG", ".c.jpg", "boxes.txt"):
+        (deep / name).touch()
+    (tmp_path / "tiny" / "train" / ".cache").mkdir()
+    (tmp_path / "tiny" / "train" / ".cache" / "d.jpg").touch()
+    assert available(imagenet.base("resnet34", str(tmp_path / "tiny")).config("short")) == 2
 
 
 def test_a_set_is_called_as_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,6 +543,9 @@ def test_the_forecast_knows_of_images_that_are_waited_for(
     base, lab = imagenet.base("resnet50", str(tmp_path / "photographs")), Lab(tmp_path / "out")
     shown = base.epochs * 300
     assert forecast(lab, [base], []).endswith(f" about {duration(seconds * shown)} on this device")
+    monkeypatch.setattr("growprune.paper.reproduce.launched", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert forecast(lab, [base], []).endswith(f" about {duration(seconds * shown / 4)} on this device")
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------
@@ -616,8 +649,8 @@ def test_numbers_for_other_programs(shelf: Path, said: dict[str, Any]) -> None:
             assert [each["best"] for each in values] == [each["best"] for each in kept]
             last += [each["last"] for each in values]
             best += [each["best"] for each in values]
-        bars = [verdict.bar for verdict in paper.find(shown["name"]).verdicts(lambda _: of())]
-        assert [verdict["bar"] for verdict in shown["verdicts"]] == bars
+        verdicts = paper.find(shown["name"]).verdicts(Lab(shelf, "smoke").look)
+        assert shown["verdicts"] == [asdict(verdict) for verdict in verdicts]
     assert last != best
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from growprune.compact import held
 from growprune.errors import GrowpruneError
 from growprune.groups import owner
 from growprune.running import tensors
@@ -83,6 +84,16 @@ def weights(model: nn.Module) -> None:
             raise GrowpruneError(f"'{name}' is not initialised: run the model once first")
         if t.is_floating_point() and not bool(torch.isfinite(t).all()):
             raise GrowpruneError(f"'{name}' holds NaN or infinite values")
+
+
+def unheld(model: nn.Module) -> None:
+    """Single weights that were pruned are held at zero, and a layer that has them keeps its filters."""
+    for name, module in model.named_modules():
+        if next(held(module), None) is not None:
+            raise GrowpruneError(
+                f"no filter of this model can be pruned: single weights of '{name}' were, and are held at zero; "
+                "prune filters first, single weights after"
+            )
 
 
 def trainable(model: nn.Module, names: Iterable[str]) -> None:

@@ -195,10 +195,17 @@ def foresee(config: configs.Config) -> None:
             f"{config.model} --data {config.data}), or give --weights"
         )
     if weights:
-        weights_file(weights, config.model, configs.CLASSES.get(config.data))
+        weights_file(weights, config.model, classes(config.data))
     if isinstance(config, configs.Prune):
         recipe.schedule(config)
         ratios.read(recipe.ratios(config))
+
+
+def classes(data: str) -> int | None:
+    """Of a set, as far as it can be told without reading it."""
+    from growprune.reading import subfolders
+
+    return configs.CLASSES.get(data) or len(subfolders(Path(data) / "train")) or None
 
 
 def conclude(config: configs.Config, out: Path, as_json: bool) -> None:
@@ -251,7 +258,7 @@ def evaluate(
     from growprune.weights import weights_file
 
     models.known(wanted["model"])
-    weights_file(wanted["weights"], wanted["model"], configs.CLASSES.get(wanted["data"]))
+    weights_file(wanted["weights"], wanted["model"], classes(wanted["data"]))
     config = configs.resolve("train", {**wanted, "batch": 1})  # of the training images none are needed
     show(jobs.tested(config), eval_table, as_json)
 
@@ -346,10 +353,11 @@ def reproduce(
         raise GrowpruneError("--only: names no row")
     if asked.images is not None and name not in paper.OF_IMAGES:
         raise GrowpruneError(f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, {name} is not")
+    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes one speaks
     handed = ("data_dir", "precision", "layout", "compile", "kernels", "deterministic")
     options = {key: getattr(asked, key) for key in handed}
     lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
-              lambda line: print(f"growprune: {line}", file=sys.stderr))  # fmt: skip
+              lambda line: print(f"growprune: {line}", file=sys.stderr) if first else None)  # fmt: skip
     experiment.settings(only)  # a row that is not there is refused, with --no-run too
     if asked.images is not None and asked.scale == "smoke":
         lab.say("--images: not looked at, a smoke run is on digits")
@@ -366,7 +374,7 @@ def reproduce(
         except StoppedError as stopped:
             print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
             sys.exit(128 + stopped.signal)
-    if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
+    if not first:
         return
     comparison = compared(lab, experiment)
     part = comparison.of(only)

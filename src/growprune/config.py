@@ -8,6 +8,7 @@ imported: `growprune --help` comes through here.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -288,8 +289,20 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[t
     usual = {each.name: each.default for each in fields(kind)} if kind else {}
     for key in sorted({*there, *here} - {*Config.HARMLESS}):
         old, new = (side.get(key, usual.get(key)) for side in (there, here))
-        if old != new:
+        if old != new and not (key in PLACES and same_place(old, new)):
             yield key, old, new
+
+
+PLACES = ("data", "weights")
+"""Options that may name a file or folder, which has many names."""
+
+
+def same_place(one: Any, other: Any) -> bool:
+    """Do two paths lead to the same? A set that is known by name is no path."""
+    try:
+        return not CLASSES.keys() & {one, other} and os.path.samefile(one, other)
+    except (OSError, TypeError):
+        return False
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------

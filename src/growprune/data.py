@@ -63,7 +63,7 @@ def load(
     """`digits`, `cifar10`, `cifar100`, or a folder's path.
 
     CIFAR is looked for in `data_dir` (by default ./data) and downloaded into it if it is not there. A folder holds
-    train.npz and test.npz (as x, y, classes), CIFAR's python files, or train/<class>/ and test/<class>/ (or val/) with
+    train.npz and test.npz (as x, y, classes), CIFAR's python files, or train/<class>/ and val/<class>/ (or test/) with
     images. Those of one size up to 64 pixels a side are kept in memory, others are streamed; `stream` forces either.
     Images of several sizes that are forced into memory are brought to squares of `resolution` pixels.
     """

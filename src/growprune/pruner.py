@@ -64,6 +64,8 @@ class Pruner:
         found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
         self.skipped = proof.unprovable(self.model, found, example_input)
         self.groups: Groups = found.without(self.skipped)
+        if granularity == "filter" and not found.layers:
+            checks.unheld(self.model)
         if self.skipped and not self.groups.layers:
             name, why = next(iter(self.skipped.items()))
             raise GrowpruneError(f"no layer of this model can be pruned: without a filter of '{name}' it fails: {why}")

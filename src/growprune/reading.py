@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 SMALL = 64  # images up to this many pixels a side are kept in memory, if all are of one size
-HELD_OUT = ("test", "val")
+HELD_OUT = ("val", "test")  # the first that is there
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def read_npz(path: Path) -> tuple[Part, tuple[str, ...]]:
 
 
 def read_classes(root: Path, wanted: Wanted) -> Found:
-    """root/train/<class>/ and root/test/<class>/ (or val/), with images at any depth below."""
+    """root/train/<class>/ and root/val/<class>/ (or test/), with images at any depth below."""
     train, classes = listed(root / "train")
     held_out = next((root / name for name in HELD_OUT if subfolders(root / name)), None)
     if held_out is None:
@@ -172,7 +172,13 @@ def listed(split: Path) -> tuple[Folder, tuple[str, ...]]:
 
 
 def images_below(root: Path) -> Iterable[str]:
-    for place, folders, names in os.walk(root):
+    """Linked folders too, but each place once: a link may lead back to where it lies."""
+    seen: set[str] = set()
+    for place, folders, names in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (
             os.path.join(place, name)

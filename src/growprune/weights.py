@@ -87,8 +87,8 @@ def published(name: str, model: str = "", classes: int | None = None) -> Path:
             torch.hub.download_url_to_file(url, str(path), path.stem.rpartition("-")[2], progress=False)
         except (OSError, RuntimeError) as error:  # no network, no room, or not the file it should be
             raise GrowpruneError(
-                f"weights '{name}': cannot be downloaded ({line(error)}); put the file {path.name} into {path.parent}, "
-                "or give its own place with --weights"
+                f"weights '{name}': cannot be downloaded ({line(error)}); put the file {path.name} into {path.parent} "
+                "(prune and eval also take its path, with --weights)"
             ) from error
     return path
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from growprune.models import BasicBlock
 from growprune.paper.results import Found
-from growprune.paper.setting import IMAGENET, Base
+from growprune.paper.setting import IMAGENET, Base, Setting
+from growprune.reading import subfolders
 
 CLASSES = 1000
 PUBLISHED = {
@@ -38,9 +39,15 @@ def base(network: str, images: str) -> Base:
 
 
 def classes(images: str) -> int:
-    """Of a folder; as many as ImageNet's if it is not there, for a table can be shown without it."""
-    train = Path(images) / "train"
-    return sum(path.is_dir() for path in train.iterdir()) if train.is_dir() else CLASSES
+    """Of a folder; a table can be shown without it: then its name tells ImageNet from other sets."""
+    return len(subfolders(Path(images) / "train")) or (CLASSES if Path(images).name == "imagenet" else 0)
+
+
+def asked(setting: Setting, found: Found) -> bool:
+    """Are the paper's accuracies meant for this? By what was run, for the folder may be gone."""
+    if found:
+        return all(run["images"]["train"] == IMAGES for run in found.runs)
+    return setting.base.weights is not None
 
 
 IMAGES = 1_281_167

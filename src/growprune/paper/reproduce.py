@@ -26,6 +26,7 @@ from growprune.paper.grid import Experiment
 from growprune.paper.imagenet import IMAGES
 from growprune.paper.results import SHAPE, Found, Ground, Shelf, shaped
 from growprune.paper.setting import KINDS, Base, Scale, Setting
+from growprune.reading import images_below, subfolders
 from growprune.recipe import schedule
 from growprune.report import duration
 from growprune.run import CONFIG, in_use, read_config, read_json
@@ -251,6 +252,7 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
         for what, count in (("fetch", fetched), ("train", len(bases) - fetched))
         if count
     )
+    seconds /= int(os.environ["WORLD_SIZE"]) if launched() else 1
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
     return f"{networks}{runs}, about {duration(seconds)} on this device"
 
@@ -258,8 +260,8 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
 def available(config: Config) -> int:
     """Images to train on."""
     train = Path(config.data) / "train"
-    if train.is_dir():
-        return sum(len(os.listdir(folder)) for folder in train.iterdir() if folder.is_dir())
+    if names := subfolders(train):
+        return sum(1 for name in names for _ in images_below(train / name))
     return {"digits": 1200, "imagenet": IMAGES}.get(Path(config.data).name, 50_000)
 
 

@@ -40,8 +40,12 @@ def grids(images: str, look: Look) -> list[Grid]:
 
 def verdicts(images: str, look: Look) -> list[Verdict]:
     ways, paper = settings(images), {name: end for name, _, end, _ in OTHERS}
-    near = [bars.accuracy(name, look(ways[name]), paper[f"{name}, paper"]) for name in ("GReg-1", "GReg-2")]
-    return [*above("resnet50", ways, look), *(near if ways["GReg-1"].base.weights else [])]
+    near = [
+        bars.accuracy(name, look(ways[name]), paper[f"{name}, paper"])
+        for name in ("GReg-1", "GReg-2")
+        if imagenet.asked(ways[name], look(ways[name]))
+    ]
+    return [*above("resnet50", ways, look), *near]
 
 
 def experiment(images: str) -> Experiment:
