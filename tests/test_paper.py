@@ -649,9 +649,10 @@ def test_numbers_for_other_programs(shelf: Path, said: dict[str, Any]) -> None:
             assert [each["best"] for each in values] == [each["best"] for each in kept]
             last += [each["last"] for each in values]
             best += [each["best"] for each in values]
-        verdicts = paper.find(shown["name"]).verdicts(Lab(shelf, "smoke").look)
-        assert shown["verdicts"] == [asdict(verdict) for verdict in verdicts]
+        verdicts = paper.find(shown["name"]).verdicts(Lab(shelf, "smoke").look)  # of runs done since then too
+        assert [(each["bar"], each["row"]) for each in shown["verdicts"]] == [(each.bar, each.row) for each in verdicts]
     assert last != best
+    assert any(verdict["value"] for verdict in said["table1"][0]["verdicts"])
 
 
 def test_seeds_add_runs_and_a_pick_a_seed(shelf: Path, said: dict[str, Any]) -> None:
@@ -961,6 +962,18 @@ def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
     assert row == "resnet56-0.9 (greg1 seed 1, 2)"
 
 
+def test_of_several_runs_figure_1_shows_the_first_and_says_so(shelf: Path) -> None:
+    (found,) = compared(lab := Lab(shelf, "smoke"), paper.find("figure1")).grids
+    assert found.remarks == ()
+
+    def twice(setting: Setting) -> Found:
+        once = lab.look(setting)
+        return replace(once, runs=once.runs * 2)
+
+    (grid,) = paper.find("figure1").grids(twice)
+    assert grid.remarks == ("Of several runs the first is shown.",)
+
+
 def test_runs_that_were_done_otherwise_are_told(tmp_path: Path) -> None:
     once, greg = table1.pair(RESNET56, 0.9)
     lab = Lab(tmp_path, options={"precision": "bf16", "deterministic": True})
@@ -979,9 +992,13 @@ def test_a_network_whose_base_is_gone_keeps_no_other_from_being_run(shop: Shop, 
     network.unlink()
     key = "smoke-resnet56-cifar10-oneshot-0_0.7_0.7_0.7-seed0"
     (out / f"{key}.json").unlink(missing_ok=True)
+    shutil.rmtree(out / "tables")
+    (out / "tables").write_text("in the way")
     said = shop.run(*command("table1", out, "--only", "resnet56-0.7,vgg19-0.9"))
     assert said.code == 2
-    assert f"vgg19-cifar100: {network}: the base network of the runs in {out} is gone" in said.err
+    *_, before, last = said.err.splitlines()
+    assert str(out / "tables") in before
+    assert f"vgg19-cifar100: {network}: the base network of the runs in {out} is gone" in last
     assert (out / f"{key}.json").exists()
 
 
