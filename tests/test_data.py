@@ -429,7 +429,7 @@ def test_what_is_held_out_is_val_if_there_is_one(tmp_path: Path) -> None:
 
 
 def test_linked_folders_count_once(tmp_path: Path) -> None:
-    """As torchvision has it; a link that leads back to where it lies ends there."""
+    """By whatever names; a link that leads back to where it lies ends there."""
     write_folder(tmp_path / "set")
     more = tmp_path / "more"
     more.mkdir()
@@ -439,6 +439,9 @@ def test_linked_folders_count_once(tmp_path: Path) -> None:
     (cat / "again").symlink_to(more)
     (cat / "back").symlink_to(cat)
     assert load(str(tmp_path / "set")).train.y.tolist() == [0] * 4 + [1] * 3
+    found = load(str(tmp_path / "set"), stream=True).train
+    assert isinstance(found, Folder)
+    assert [Path(file).parent.name for file in found.files].count("again") == 1  # the first by name, on any disk
 
 
 def test_cifar10_as_class_folders(tmp_path: Path) -> None:

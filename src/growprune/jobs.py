@@ -23,7 +23,7 @@ from growprune.choosing import determinism
 from growprune.config import Config
 from growprune.distributed import World
 from growprune.errors import ElsewhereError, GrowpruneError, told
-from growprune.measurement import measure, sparsity
+from growprune.measurement import measure, weight_sparsity
 from growprune.outcome import environment
 from growprune.reading import cores
 from growprune.report.progress import Progress
@@ -254,6 +254,6 @@ def tested(config: Config) -> dict[str, Any]:
             "accuracy": job.test(job.net, exact=True),
             "params": cost.params,
             "macs": cost.macs,
-            "zeros": sparsity(job.net),
+            "zeros": weight_sparsity(job.net),
             "environment": environment(job.device, 1),
         }

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -77,6 +78,14 @@ def sparsity(model: nn.Module) -> float:
         total += parameter.numel()
         zeros += parameter.numel() - int(torch.count_nonzero(parameter))
     return zeros / total if total else 0.0
+
+
+@torch.no_grad()
+def weight_sparsity(model: nn.Module) -> float:
+    """The same of convolutions' and linear layers' weights alone, as published sparsities count them."""
+    weights = [m.weight for m in model.modules() if isinstance(m, (_ConvNd, nn.Linear))]
+    zeros = sum(weight.numel() - int(torch.count_nonzero(weight)) for weight in weights)
+    return zeros / max(1, sum(weight.numel() for weight in weights))
 
 
 def latency(model: nn.Module, example_input: Example, *, repeats: int = 30, warmup: int = 5) -> float:

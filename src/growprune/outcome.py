@@ -17,7 +17,7 @@ from torch import nn
 from growprune import __version__, ratios, recipe
 from growprune.config import Config, Prune
 from growprune.feeds import Images
-from growprune.measurement import latency, measure, speedup
+from growprune.measurement import latency, measure, speedup, weight_sparsity
 
 
 def of(config: Config, images: Images, base: nn.Module, net: nn.Module, device: str, **known: Any) -> dict[str, Any]:
@@ -31,7 +31,9 @@ def of(config: Config, images: Images, base: nn.Module, net: nn.Module, device: 
         "params": {"before": full.params, "after": left.params},
         "macs": {"before": full.macs, "after": left.macs},
         "speedup": speedup(full, left),
-        "sparsity": zeros(net) if pushed and pushed.granularity == "weight" else 1 - left.params / full.params,
+        "sparsity": weight_sparsity(net)
+        if pushed and pushed.granularity == "weight"
+        else 1 - left.params / full.params,
         "model": config.model,
         "data": config.data,
         "images": images.sizes,
@@ -46,12 +48,6 @@ def of(config: Config, images: Images, base: nn.Module, net: nn.Module, device: 
         "epochs": {"finetune" if pushed else "train": config.epochs},
         **known,
     }
-
-
-def zeros(net: nn.Module) -> float:
-    """The share of weights that are zero: of convolutions and linear layers, as published sparsities count them."""
-    weights = [p for p in net.parameters() if p.dim() > 1]
-    return sum(p.numel() - int(p.count_nonzero()) for p in weights) / max(1, sum(p.numel() for p in weights))
 
 
 def times(base: nn.Module, net: nn.Module, images: Images, device: str) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def images_below(root: Path) -> Iterable[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (
             os.path.join(place, name)
             for name in names

@@ -18,7 +18,7 @@ from rich.text import Text
 from growprune.paper.bars import BARS, Verdict
 from growprune.paper.grid import FEW, Experiment, Grid, markdown, to_json
 from growprune.paper.reproduce import Lab, missing
-from growprune.paper.results import BASE, Found, shaped
+from growprune.paper.results import Found, base_facts
 from growprune.paper.setting import Base, Scale, Setting
 from growprune.report import Fitted, document, duration, html_figure, html_table
 from growprune.storage import write_whole
@@ -64,8 +64,10 @@ class Comparison:
         if not only:
             return self
         asked = set(self.experiment.settings(only))
+        names = {setting.key(self.scale, 0).rpartition("-")[0] for setting in asked}
         return replace(
             self,
+            runs={name: runs for name, runs in self.runs.items() if name in names},
             grids=[grid for grid in self.grids if not grid.settings or asked.intersection(grid.settings)],
             missing={row: words for row, words in self.missing.items() if row in only},
             unasked=[row for row in self.missing if row not in only],
@@ -118,16 +120,17 @@ def compared(lab: Lab, experiment: Experiment) -> Comparison:
     """The comparison from what is on the shelf."""
     runs = {setting: lab.look(setting) for setting in experiment.settings()}
     shown = {setting.key(lab.scale, 0).rpartition("-")[0]: each for setting, each in runs.items() if each}
+    grids = experiment.grids(lab.look)
     found = Comparison(
-        experiment, lab.scale, experiment.grids(lab.look), experiment.figures(lab.look), left(lab, experiment),
-        runs={name: [in_numbers(run) for run in each.runs] for name, each in shown.items()},
+        experiment, lab.scale, grids, experiment.figures(lab.look), lacking(lab, experiment),
+        runs={name: [accuracies(run) for run in each.runs] for name, each in shown.items()},
         verdicts=experiment.verdicts(lab.look),
-        notes=(*told_of(runs), *(f"Not read: {damage}." for damage in lab.shelf.damaged(runs))),
+        notes=(*reading_aids(shown, grids), *(f"Not read: {damage}." for damage in lab.shelf.damaged(runs))),
     )  # fmt: skip
-    return replace(found, grids=[replace(grid, title=f"{found.prefix}{grid.title}") for grid in found.grids])
+    return replace(found, grids=[replace(grid, title=f"{found.prefix}{grid.title}") for grid in grids])
 
 
-def left(lab: Lab, experiment: Experiment) -> dict[str, str]:
+def lacking(lab: Lab, experiment: Experiment) -> dict[str, str]:
     """The rows that are not whole; of those begun, what they lack."""
     seeds = lab.seeds or experiment.seeds
     undone: dict[Setting, list[int]] = {}
@@ -135,39 +138,36 @@ def left(lab: Lab, experiment: Experiment) -> dict[str, str]:
         undone.setdefault(setting, []).append(seed)
     rows = {}
     for row in experiment.rows:
-        lacking = {setting: undone[setting] for setting in row.settings if setting in undone}
-        if not lacking:
+        todo = {setting: undone[setting] for setting in row.settings if setting in undone}
+        if not todo:
             continue
-        begun = sum(map(len, lacking.values())) < seeds * len(row.settings)
+        begun = sum(map(len, todo.values())) < seeds * len(row.settings)
         parts = [
-            setting.schedule + (f" seed {', '.join(map(str, each))}" if len(each) < seeds else "")
-            for setting, each in lacking.items()
+            setting.schedule
+            + (f" {setting.scope}" if setting.scope != "filter" else "")
+            + (f" seed {', '.join(map(str, each))}" if len(each) < seeds else "")
+            for setting, each in todo.items()
         ]
         rows[row.name] = f"{row.name} ({'; '.join(parts)})" if begun else row.name
     return rows
 
 
-def in_numbers(run: Mapping[str, Any]) -> dict[str, float]:
+def accuracies(run: Mapping[str, Any]) -> dict[str, float]:
     return {"seed": run["config"]["seed"], "last": run["accuracy"]["final"], "best": run["accuracy"]["best"]}
 
 
-def told_of(runs: Mapping[Setting, Found]) -> tuple[str, ...]:
+def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str, ...]:
     """What one must know to read means and differences of these."""
     said = []
-    done = [found for found in runs.values() if found]
-    if any(len(found.runs) > 1 for found in done):
+    if any(len(found.runs) > 1 for found in runs.values()):
         said.append("± is the deviation over so many runs as stand in brackets.")
-    if len({frozenset(found.seeds) for found in done}) > 1:
+    words = [word for grid in grids for word in (*grid.head, *(line[0] for line in grid.lines), *grid.remarks)]
+    differ = any("gain" in word or "− one-shot" in word or "− GReg-1" in word for word in words)
+    if differ and len({frozenset(found.seeds) for found in runs.values()}) > 1:
         said.append("Differences between methods are over the seeds that both were run with.")
-    mixed = [setting.key("short", 0) for setting, found in runs.items() if len(precisions(found)) > 1]
-    if mixed:
-        said.append(f"Means over runs of different precision: {', '.join(name.rpartition('-')[0] for name in mixed)}.")
+    if mixed := [name for name, found in runs.items() if len(found.precisions) > 1]:
+        said.append(f"Means over runs of different precision: {', '.join(mixed)}.")
     return tuple(said)
-
-
-def precisions(found: Found) -> set[str]:
-    """In which the last steps were computed."""
-    return {list(run.get("choices", {"": {}}).values())[-1].get("precision", "") for run in found.runs}
 
 
 def publish(comparison: Comparison, place: Path) -> Path:
@@ -217,7 +217,7 @@ def bases_trained(lab: Lab, bases: Sequence[Base]) -> Grid:
         if not about.exists():
             lines.append((base.name, f"{base.accuracy:.2f} %", "not run", "", "", ""))
             continue
-        facts = shaped(about, BASE)
+        facts = base_facts(about)
         how = f"{facts['config']['epochs']} epochs, {facts['config']['lr']}, batch {facts['config']['batch']}"
         where = f"{duration(facts['seconds'])} on {facts['environment']['device_name']}"
         accuracy = f"{facts['accuracy']:.2f} %"

@@ -29,17 +29,23 @@ GPUS = 8
 
 def cost(steps: Mapping[str, Mapping[str, Any]], loader: Mapping[str, Any]) -> Grid:
     """Hours of GReg-1 by row; `steps` and `loader` are what benchmarks/imagenet.py and `growprune bench` measured."""
-    lines = []
     share = {kind: slower(steps, kind, name) for kind, name in EIGHTHS}
     cores, decoded = loader["workers"], float(loader["cpu"]["fed"])
+    plan = settings(LEVELS[0], "imagenet")["GReg-1"].config("paper", 0, Path())  # as long as any other row's
+    number: dict[Kind, int] = {
+        "push": schedule(plan).total_steps,
+        "tune": int(plan.epochs * (imagenet.IMAGES // plan.batch)),
+    }
+    waited = {
+        "push": number["push"] * plan.prune_batch / decoded,
+        "tune": number["tune"] * plan.batch / decoded,
+    }  # for images, if nothing else took time
+    lines = []
     for level in LEVELS:
-        plan = settings(level, "imagenet")["GReg-1"].config("paper", 0, Path())
-        epoch = imagenet.IMAGES // plan.batch
-        number: dict[Kind, int] = {"push": schedule(plan).total_steps, "tune": int(plan.epochs * epoch)}
         took = {kind: number[kind] * milliseconds(steps, kind, level) / 1e3 for kind in number}
-        images = number["push"] * plan.prune_batch + number["tune"] * plan.batch
-        alone, eight = sum(took.values()), sum(took[kind] * share[kind] for kind in took) / GPUS
-        times = (took["push"], took["tune"], alone, max(alone, images / decoded), eight)
+        fed = sum(max(took[kind], waited[kind]) for kind in took)
+        eight = sum(took[kind] * share[kind] for kind in took) / GPUS
+        times = (took["push"], took["tune"], sum(took.values()), fed, eight)
         lines.append((f"{level.network} {level.speedup:.2f}×", *map(hours, times)))
     head = (
         "", f"pruning, {number['push']:,} steps", f"fine-tuning, {number['tune']:,} steps", "both, one H200",

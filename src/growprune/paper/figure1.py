@@ -34,7 +34,7 @@ def grids(look: Look) -> list[Grid]:
     lines = []
     for base in WATCHED:
         found = look(watch(base))
-        if not found:
+        if not found or not found.runs[0]["separation"]:
             lines.append((base.name, "not run", "", ""))
             continue
         notes = found.runs[0]["separation"]
@@ -54,7 +54,7 @@ def figures(look: Look) -> dict[str, bytes]:
     result = {}
     for base, (_, steps) in WATCHED.items():
         found = look(watch(base))
-        if not found:
+        if not found or not found.runs[0]["separation"]:
             continue
         notes = found.runs[0]["separation"]
         scale = notes[-1]["step"] / 30_000  # shorter at smoke scale

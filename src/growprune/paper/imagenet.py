@@ -40,18 +40,25 @@ def base(network: str, images: str) -> Base:
 
 def classes(images: str) -> int:
     """Of a folder; a table can be shown without it: then its name tells ImageNet from other sets."""
-    return len(subfolders(Path(images) / "train")) or (CLASSES if Path(images).name == "imagenet" else 0)
+    named = Path(images).absolute().name
+    return len(subfolders(Path(images) / "train")) or (CLASSES if named == "imagenet" else 0)
 
 
-def asked(setting: Setting, found: Found) -> bool:
+def on_imagenet(setting: Setting, found: Found) -> bool:
     """Are the paper's accuracies meant for this? By what was run, for the folder may be gone."""
     if found:
-        return all(run["images"]["train"] == IMAGES for run in found.runs)
+        return all(about_as_many(run["images"]["train"], IMAGES) for run in found.runs)
     return setting.base.weights is not None
 
 
 IMAGES = 1_281_167
 """To train on, in ImageNet."""
+ROOM = 0.01
+"""By how much a set may have changed and still be the same: a few files more or fewer."""
+
+
+def about_as_many(some: int, others: int) -> bool:
+    return abs(some - others) <= ROOM * others
 
 
 def title(found: Iterable[Found]) -> str:
@@ -59,7 +66,7 @@ def title(found: Iterable[Found]) -> str:
     sets = sorted({(run["config"]["data"], run["images"]["train"]) for each in found for run in each.runs})
     if not sets:
         return "not run here"
-    if all(number == IMAGES for _, number in sets):
+    if all(about_as_many(number, IMAGES) for _, number in sets):
         return "here on ImageNet"
     return f"here on {' or '.join(f'{name} ({n:,} training images)' for name, n in sets)}, not ImageNet"
 

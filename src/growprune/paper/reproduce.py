@@ -23,8 +23,8 @@ from growprune.feeds import COMFORT
 from growprune.jobs import run, usable
 from growprune.keeping import room
 from growprune.paper.grid import Experiment
-from growprune.paper.imagenet import IMAGES
-from growprune.paper.results import SHAPE, Found, Ground, Shelf, shaped
+from growprune.paper.imagenet import IMAGES, about_as_many
+from growprune.paper.results import OLD, Found, Ground, Shelf, run_facts
 from growprune.paper.setting import KINDS, Base, Scale, Setting
 from growprune.reading import images_below, subfolders
 from growprune.recipe import schedule
@@ -80,8 +80,8 @@ def missing(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Wante
 def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> None:
     """Do what is missing, as far as it can be done."""
     for damage in lab.shelf.damaged(experiment.settings(only)):
-        lab.say(f"taken as not run: {damage}")
-    for line in otherwise(lab, experiment, only):
+        lab.say(f"{damage}: taken as not run, and kept as {OLD} when it is")
+    for line in done_without(lab, experiment, only):
         lab.say(line)
     wanted = missing(lab, experiment, only)
     if not wanted:
@@ -91,13 +91,16 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
     there, lost = grounds(lab, bases)
     if len(lost) == len(bases):
         raise GrowpruneError(next(iter(lost.values())))
+    for base, why in lost.items():
+        lab.say(f"{base.name} is left out: {why}")
     failures = [(base.name, why) for base, why in lost.items()]
     bases = [base for base in bases if base not in lost]
     wanted = [each for each in wanted if each[0].base in bases]
     untrained = [base for base in bases if base not in there]
     have_images(lab, bases)
     same_images(lab, bases)
-    lab.say(forecast(lab, untrained, wanted))
+    if os.environ.get("RANK", "0") == "0":  # it looks through the images
+        lab.say(forecast(lab, untrained, wanted))
     failures += train(lab, untrained)
     there, _ = grounds(lab, bases)
     failures += prune(lab, [each for each in wanted if each[0].base in there], there)
@@ -115,25 +118,24 @@ def grounds(lab: Lab, bases: Sequence[Base]) -> tuple[dict[Base, Ground], dict[B
         except GrowpruneError as error:
             lost[base] = str(error)
         else:
-            there |= {} if ground is None else {base: ground}
+            if ground is not None:
+                there[base] = ground
     return there, lost
 
 
-def otherwise(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[str]:
-    """Finished runs that were asked for otherwise now: they are not done again."""
+def done_without(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[str]:
+    """Finished runs that were computed otherwise than is asked for now: they are not done again."""
+    settings = experiment.settings(only)
     said = []
-    for name, usual in (("precision", "auto"), ("deterministic", False)):
-        wanted = lab.options.get(name, usual)
-        others = [
-            run
-            for setting in experiment.settings(only)
-            for run in lab.look(setting).runs
-            if name not in dict(setting.other) and run["config"].get(name, usual) != wanted != usual
-        ]
-        if others:
-            what = f"--{name}" if wanted is True else f"--{name} {wanted}"
-            said.append(f"{len(others)} of the runs that are there were done without {what}; give another --out for it")
-    return said
+    if (precision := lab.options.get("precision", "auto")) != "auto":
+        free = [each for each in settings if "precision" not in dict(each.other)]
+        others = sum(len(lab.look(each).runs) for each in free if lab.look(each).precisions - {precision})
+        said += [(others, f"--precision {precision}")] if others else []
+    if lab.options.get("deterministic"):
+        runs = [run for each in settings for run in lab.look(each).runs]
+        others = sum(not run["config"].get("deterministic") for run in runs)
+        said += [(others, "--deterministic")] if others else []
+    return [f"{n} of the runs that are there were done without {what}; give another --out for it" for n, what in said]
 
 
 def have_images(lab: Lab, bases: Sequence[Base]) -> None:
@@ -158,15 +160,11 @@ def same_images(lab: Lab, bases: Sequence[Base]) -> None:
         if not about.exists() or not Path(config.data).is_dir():
             continue
         before, now = read_json(about)["images"]["train"], available(config)
-        if abs(before - now) > ROOM * now:
+        if not about_as_many(before, now):
             raise GrowpruneError(
                 f"{config.data}: {now:,} training images, but {lab.out} holds runs of {base.name} on {before:,}: "
                 "give another --out"
             )
-
-
-ROOM = 0.01
-"""By how much a folder may have changed: a few files more or fewer."""
 
 
 def train(lab: Lab, bases: Sequence[Base]) -> Failures:
@@ -271,9 +269,10 @@ def pace(lab: Lab, base: Base, images: int) -> float:
     same: list[float] = []
     for path in (path for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json")):
         with suppress(GrowpruneError):
-            run = shaped(path, SHAPE)
-            if run["environment"]["device"] == device and (shown := trained_on(run)):
-                same.append(run["seconds"] / shown / run.get("parallel", 1))
+            past = run_facts(path)
+            if past["environment"]["device"] == device and (shown := trained_on(past)):
+                shared = past["environment"].get("world", 1) / past.get("parallel", 1)
+                same.append(past["seconds"] / shown * shared)
     if same:
         return statistics.median(same)
     if lab.scale == "smoke":

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from growprune.config import Config
+from growprune.config import Config, differences
 from growprune.errors import GrowpruneError
 from growprune.paper.setting import Base, Scale, Setting
 from growprune.run import CONFIG, MODEL, RESULT, read_json, read_notes
@@ -55,36 +55,34 @@ class Shelf:
     def training(self, base: Base) -> Path:
         return self.out / "runs" / f"base-{base.named(self.scale)}"
 
-    def run(self, setting: Setting, seed: int) -> dict[str, Any] | None:
-        """A finished run; a file that is not one, or another's, is an error."""
-        file = self.file(setting, seed)
-        return whole(file, setting.config(self.scale, seed, Path()), setting) if file.exists() else None
+    def read(self, setting: Setting) -> tuple[list[dict[str, Any]], list[str]]:
+        """The finished runs of a setting, and what is wrong with files that are none, or another's."""
+        runs, complaints = [], []
+        for seed in range(MOST_SEEDS):
+            file = self.file(setting, seed)
+            try:
+                if file.exists():
+                    runs.append(whole(file, setting.config(self.scale, seed, Path()), setting))
+            except GrowpruneError as error:
+                complaints.append(str(error))
+        return runs, complaints
 
     def found(self, setting: Setting) -> Found:
         """What there is of a setting; files that are damaged are as if they were not there."""
         faithful = setting.key(self.scale, 0) == setting.key("paper", 0)
-        runs = []
-        for seed in range(MOST_SEEDS):
-            with suppress(GrowpruneError):
-                runs += [run] if (run := self.run(setting, seed)) is not None else []
-        return Found(tuple(runs), "paper" if faithful else self.scale)
+        return Found(tuple(self.read(setting)[0]), "paper" if faithful else self.scale)
 
     def damaged(self, settings: Iterable[Setting]) -> list[str]:
         """What is wrong with the files of these."""
-        said = []
-        for setting in settings:
-            for seed in range(MOST_SEEDS):
-                try:
-                    self.run(setting, seed)
-                except GrowpruneError as error:
-                    said.append(str(error))
-        return said
+        return [complaint for setting in settings for complaint in self.read(setting)[1]]
 
     def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
-        """Put a finished run on the shelf."""
-        folder = self.folder(setting, seed)
+        """Put a finished run on the shelf; what is there and is none of its runs is not lost."""
+        folder, file = self.folder(setting, seed), self.file(setting, seed)
+        if file.exists():
+            file.replace(file.with_suffix(OLD))
         facts = {"base": {key: ground.facts[key] for key in ("sha256", "accuracy")}, "parallel": parallel}
-        put(self.file(setting, seed), slim(folder) | facts | course(folder, setting))
+        put(file, slim(folder) | facts | course(folder, setting))
 
     # -- base networks -----------------------------------------------------------------------------------------------
 
@@ -95,7 +93,7 @@ class Shelf:
         """The base network, if it has been trained; runs that began from it cannot go with another."""
         if not self.about(base).exists():
             return None
-        facts = shaped(self.about(base), BASE)
+        facts = base_facts(self.about(base))
         file = self.out / "bases" / f"{base.named(self.scale)}-{facts['sha256'][:16]}.safetensors"
         if not file.exists() or digest(file) != facts["sha256"]:
             state = "has changed" if file.exists() else "is gone"
@@ -142,6 +140,12 @@ class Found:
     @property
     def seeds(self) -> set[int]:
         return {run["config"]["seed"] for run in self.runs}
+
+    @property
+    def precisions(self) -> set[str]:
+        """In which it was fine-tuned, as far as it is known."""
+        tuned = [(run.get("choices") or {}).get("finetune") or {} for run in self.runs]
+        return {choice["precision"] for choice in tuned if "precision" in choice}
 
     def values(self, which: str) -> list[float]:
         return [run["accuracy"][which] for run in self.runs]
@@ -212,43 +216,52 @@ def separation(notes: Sequence[dict[str, Any]], watched: str) -> list[dict[str, 
     ]
 
 
+OLD = ".json.old"
+"""Of a file that was damaged, or another run's, and is not in the way any more."""
 SHAPE: dict[str, Any] = {
     "accuracy": dict.fromkeys(("base", "before_removal", "after_removal", "final", "best"), float),
     "base": {"sha256": str, "accuracy": float},
     "images": {"train": float},
     "environment": {"device": str},
-    "config": {"seed": float, "epochs": float, "batch": float, "prune_batch": float},
+    "config": {"seed": float, "epochs": float, "batch": float, "prune_batch": float, "data": str},
     **dict.fromkeys(("speedup", "sparsity", "steps", "seconds"), float),
-    "course": list,
+    "course": [float],
 }
 """What tables read of a result."""
+SEPARATION: dict[str, Any] = {
+    "watched": str, "separation": [{"step": float, "lambda": float, "spread": {}, "norms": [float]}]
+}  # fmt: skip
+"""And figure 1."""
 BASE: dict[str, Any] = {
     "sha256": str, "accuracy": float, "seconds": float, "images": {"train": float}, "environment": {"device_name": str},
     "config": {"epochs": float, "lr": str, "batch": float},
 }  # fmt: skip
 """And of a base network."""
-FREE = {*LOCAL, "data", "precision", "layout", "compile", "kernels", "deterministic", "threads", "decode", "keep"}
+FREE = {*LOCAL, "precision", "layout", "compile", "kernels", "deterministic", "threads", "decode", "keep"}
 """Options of which a run's name says nothing: where it was done, and how it was computed."""
 
 
 def whole(file: Path, plan: Config, setting: Setting) -> dict[str, Any]:
     """A result, or a word on what is wrong with it."""
-    found = shaped(file, SHAPE | ({"watched": str, "separation": list} if setting.watched else {}))
-    free = FREE - {name for name, _ in setting.other}
-    for name, wanted in asdict(plan).items():
-        if name not in free and (there := found["config"].get(name, wanted)) != wanted:
-            raise GrowpruneError(f"{file}: another run's result ({name} {there}, not {wanted}): {WAY_OUT}")
+    found = run_facts(file, SHAPE | (SEPARATION if setting.watched else {}))
+    planned = {**plan.to_json(), "data": Path(plan.data).absolute().name}
+    for name, there, wanted in differences(found["config"], planned):
+        if name not in FREE - {other for other, _ in setting.other}:
+            raise GrowpruneError(f"{file}: another run's result ({name} {there}, not {wanted})")
     return found
 
 
-WAY_OUT = "put it back, or delete it"
-
-
-def shaped(file: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON file that holds all of this."""
+def run_facts(file: Path, shape: Mapping[str, Any] = SHAPE) -> dict[str, Any]:
     found = read_json(file)
     if (lacking := lacks(found, shape)) is not None:
-        raise GrowpruneError(f"{file}: not a run's result (no {lacking}): {WAY_OUT}")
+        raise GrowpruneError(f"{file}: not a run's result (no {lacking})")
+    return found
+
+
+def base_facts(file: Path) -> dict[str, Any]:
+    found = read_json(file)
+    if (lacking := lacks(found, BASE)) is not None:
+        raise GrowpruneError(f"{file}: not a base network's (no {lacking}): put it back, or give another --out")
     return found
 
 
@@ -258,9 +271,12 @@ def lacks(found: Any, shape: Any) -> str | None:
     >>> lacks({"a": {"b": 1}}, {"a": {"b": float}}), lacks({"a": {"b": "1"}}, {"a": {"b": float}})
     (None, 'a.b')
     """
+    if shape is float:
+        return None if isinstance(found, (int, float)) and math.isfinite(found) else ""
+    if isinstance(shape, list):
+        return "" if not isinstance(found, list) or any(lacks(each, shape[0]) is not None for each in found) else None
     if not isinstance(shape, Mapping):
-        right = isinstance(found, (int, float)) if shape is float else isinstance(found, shape)
-        return None if right else ""
+        return None if isinstance(found, shape) else ""
     if not isinstance(found, Mapping):
         return ""
     for name, inner in shape.items():

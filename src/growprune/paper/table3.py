@@ -90,7 +90,7 @@ def verdicts(images: str, look: Look) -> list[Verdict]:
         row, ways = f"{level.network}-{level.speedup}", settings(level, images)
         found += above(row, ways, look) if level.speedup >= FAST else []
         for name, mean in (("GReg-1", level.greg1), ("GReg-2", level.greg2)):
-            if mean is not None and imagenet.asked(ways[name], look(ways[name])):
+            if mean is not None and imagenet.on_imagenet(ways[name], look(ways[name])):
                 found.append(bars.accuracy(f"{row} {name}", look(ways[name]), mean))
     return found
 

@@ -43,7 +43,7 @@ def verdicts(images: str, look: Look) -> list[Verdict]:
     near = [
         bars.accuracy(name, look(ways[name]), paper[f"{name}, paper"])
         for name in ("GReg-1", "GReg-2")
-        if imagenet.asked(ways[name], look(ways[name]))
+        if imagenet.on_imagenet(ways[name], look(ways[name]))
     ]
     return [*above("resnet50", ways, look), *near]
 
