@@ -966,10 +966,10 @@ def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
         "Differences between methods are over the seeds that both were run with.",
         "Means over runs of different precision: resnet56-cifar10-oneshot-0_0.9_0.9_0.9.",
     )
+    assert "Differences" not in "".join(compared(lab, paper.find("scopes")).notes)  # of the same runs: it shows none
     shelve(lab, greg, 1, choices={"finetune": {"precision": "fp32"}})
     shelve(lab, greg, 2, choices={"finetune": {"precision": "bf16"}})
     assert compared(lab, table1.EXPERIMENT).notes[-1].endswith("greg1-0_0.9_0.9_0.9-ku10.")
-    assert "Differences" not in "".join(compared(lab, paper.find("scopes")).notes)  # it shows none
     for seed in (1, 2):
         lab.shelf.file(greg, seed).unlink()
     (row,) = (
