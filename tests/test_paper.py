@@ -942,14 +942,13 @@ def test_a_damaged_result_comes_back_from_its_run(shop: Shop, shelf: Path, tmp_p
     assert said in done.err
     assert file.with_suffix(".json.old").read_text() == "{"
     assert timeless(read(out, ONCE)) == timeless(read(shelf, ONCE))
-    (out / f"{ONCE}.json").unlink()
+    file.write_text("{")
     (folder := out / "runs" / ONCE).joinpath("result.json").write_text("{}")
-    said = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
-    assert said.code == 2
-    assert (
-        f"{folder / 'result.json'}: not a run's result (no accuracy): delete the folder, and it is run again"
-        in said.err
-    )
+    failed = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+    assert failed.code == 2
+    why = "not a run's result (no accuracy): delete the folder, and it is run again"
+    assert f"{folder / 'result.json'}: {why}" in failed.err
+    assert file.read_text() == "{"  # there is nothing to put in its place
 
 
 def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:

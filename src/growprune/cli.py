@@ -7,17 +7,19 @@ Results go to stdout, progress to stderr. An error that a user can cause is one 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, offered, read_file, usage
 from growprune.errors import ElsewhereError, GrowpruneError, told
+
+if TYPE_CHECKING:
+    from growprune.paper.comparison import Comparison
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -217,6 +219,7 @@ def conclude(config: configs.Config, out: Path, as_json: bool) -> None:
 
 
 def tell(run: Callable[[], dict[str, Any]], table: Callable[[dict[str, Any]], Any], out: Path, as_json: bool) -> None:
+    from growprune.distributed import foremost
     from growprune.train import StoppedError
 
     try:
@@ -225,7 +228,7 @@ def tell(run: Callable[[], dict[str, Any]], table: Callable[[dict[str, Any]], An
         print(f"growprune: stopped at step {stopped.step}, all saved; go on with: growprune resume {out}",
               file=sys.stderr)  # fmt: skip
         sys.exit(128 + stopped.signal)
-    if os.environ.get("RANK", "0") != "0":  # of torchrun's processes one speaks
+    if not foremost():
         return
     show(result, table, as_json)
     if not as_json:
@@ -341,7 +344,8 @@ def reproduce(
     """
     asked = configs.Reproduce(**given)
     from growprune import paper
-    from growprune.paper.comparison import compared, publish
+    from growprune.distributed import foremost
+    from growprune.paper.comparison import compared
     from growprune.paper.reproduce import Lab
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
@@ -353,11 +357,10 @@ def reproduce(
         raise GrowpruneError("--only: names no row")
     if asked.images is not None and name not in paper.OF_IMAGES:
         raise GrowpruneError(f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, {name} is not")
-    first = os.environ.get("RANK", "0") == "0"  # of torchrun's processes one speaks
     handed = ("data_dir", "precision", "layout", "compile", "kernels", "deterministic")
     options = {key: getattr(asked, key) for key in handed}
     lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
-              lambda line: print(f"growprune: {line}", file=sys.stderr) if first else None)  # fmt: skip
+              lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
     experiment.settings(only)  # a row that is not there is refused, with --no-run too
     if asked.images is not None and asked.scale == "smoke":
         lab.say("--images: not looked at, a smoke run is on digits")
@@ -374,22 +377,29 @@ def reproduce(
         except StoppedError as stopped:
             print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
             sys.exit(128 + stopped.signal)
-    if not first:
-        return
-    comparison = compared(lab, experiment)
-    part = comparison.of(only)
-    show(part.to_json(), lambda _: part.shown(), as_json)
+    if foremost():
+        comparison = compared(lab, experiment)
+        part = comparison.of(only)
+        show(part.to_json(), lambda _: part.shown(), as_json)
+        if asked.run:
+            keep(comparison, lab.out / "tables", failed, as_json)
+        if failed is not None:
+            raise failed
+
+
+def keep(comparison: Comparison, place: Path, failed: GrowpruneError | None, as_json: bool) -> None:
+    """Write what was shown; where runs have failed, they are what counts, and that it cannot be written is told."""
+    from growprune.paper.comparison import publish
+
     try:
-        page = publish(comparison, lab.out / "tables") if asked.run else None
-    except (GrowpruneError, OSError) as error:  # the runs that failed are what counts then
+        page = publish(comparison, place)
+    except (GrowpruneError, OSError) as error:
         if failed is None:
             raise
-        lab.say(told(error) or str(error))
+        print(f"growprune: {told(error) or error}", file=sys.stderr)
     else:
-        if page is not None and not as_json:
+        if not as_json:
             print(f"Report: {page}")
-    if failed is not None:
-        raise failed
 
 
 def show(result: dict[str, Any], table: Callable[[dict[str, Any]], Any], as_json: bool) -> None:

@@ -76,6 +76,11 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def foremost() -> bool:
+    """Is this the one of torchrun's processes that prints what came of it?"""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def neighbours() -> int:
     """How many of the processes are on this machine, this one included."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if launched() else 1

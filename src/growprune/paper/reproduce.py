@@ -17,7 +17,7 @@ from typing import Any
 from growprune import data
 from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune
-from growprune.distributed import launched
+from growprune.distributed import foremost, launched
 from growprune.errors import GrowpruneError
 from growprune.feeds import COMFORT
 from growprune.jobs import run, usable
@@ -99,7 +99,7 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
     untrained = [base for base in bases if base not in there]
     have_images(lab, bases)
     same_images(lab, bases)
-    if os.environ.get("RANK", "0") == "0":  # it looks through the images
+    if foremost():  # to know how long it looks through the images
         lab.say(forecast(lab, untrained, wanted))
     failures += train(lab, untrained)
     there, _ = grounds(lab, bases)
@@ -125,17 +125,19 @@ def grounds(lab: Lab, bases: Sequence[Base]) -> tuple[dict[Base, Ground], dict[B
 
 def done_without(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[str]:
     """Finished runs that were computed otherwise than is asked for now: they are not done again."""
-    settings = experiment.settings(only)
-    said = []
+    there = {setting: lab.look(setting) for setting in experiment.settings(only)}
+    others: dict[str, int] = {}
     if (precision := lab.options.get("precision", "auto")) != "auto":
-        free = [each for each in settings if "precision" not in dict(each.other)]
-        others = sum(len(lab.look(each).runs) for each in free if lab.look(each).precisions - {precision})
-        said += [(others, f"--precision {precision}")] if others else []
+        free = [found for setting, found in there.items() if "precision" not in dict(setting.other)]
+        others[f"--precision {precision}"] = sum(len(found.runs) for found in free if found.precisions - {precision})
     if lab.options.get("deterministic"):
-        runs = [run for each in settings for run in lab.look(each).runs]
-        others = sum(not run["config"].get("deterministic") for run in runs)
-        said += [(others, "--deterministic")] if others else []
-    return [f"{n} of the runs that are there were done without {what}; give another --out for it" for n, what in said]
+        runs = [run for found in there.values() for run in found.runs]
+        others["--deterministic"] = sum(not run["config"].get("deterministic") for run in runs)
+    return [
+        f"{number} of the runs that are there were done without {what}; give another --out for it"
+        for what, number in others.items()
+        if number
+    ]
 
 
 def have_images(lab: Lab, bases: Sequence[Base]) -> None:

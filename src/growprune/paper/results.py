@@ -79,10 +79,11 @@ class Shelf:
     def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
         """Put a finished run on the shelf; what is there and is none of its runs is not lost."""
         folder, file = self.folder(setting, seed), self.file(setting, seed)
+        facts = {"base": {key: ground.facts[key] for key in ("sha256", "accuracy")}, "parallel": parallel}
+        result = slim(folder) | facts | course(folder, setting)
         if file.exists():
             file.replace(file.with_suffix(OLD))
-        facts = {"base": {key: ground.facts[key] for key in ("sha256", "accuracy")}, "parallel": parallel}
-        put(file, slim(folder) | facts | course(folder, setting))
+        put(file, result)
 
     # -- base networks -----------------------------------------------------------------------------------------------
 
@@ -252,16 +253,18 @@ def whole(file: Path, plan: Config, setting: Setting) -> dict[str, Any]:
 
 
 def run_facts(file: Path, shape: Mapping[str, Any] = SHAPE) -> dict[str, Any]:
-    found = read_json(file)
-    if (lacking := lacks(found, shape)) is not None:
-        raise GrowpruneError(f"{file}: not a run's result (no {lacking})")
-    return found
+    return shaped(file, shape, "not a run's result (no {})")
 
 
 def base_facts(file: Path) -> dict[str, Any]:
+    return shaped(file, BASE, "not a base network's (no {}): put it back, or give another --out")
+
+
+def shaped(file: Path, shape: Mapping[str, Any], else_said: str) -> dict[str, Any]:
+    """What a JSON file holds, if it is of this shape."""
     found = read_json(file)
-    if (lacking := lacks(found, BASE)) is not None:
-        raise GrowpruneError(f"{file}: not a base network's (no {lacking}): put it back, or give another --out")
+    if (lacking := lacks(found, shape)) is not None:
+        raise GrowpruneError(f"{file}: {else_said.format(lacking)}")
     return found
 
 
