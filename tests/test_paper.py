@@ -360,6 +360,9 @@ def test_figure_1_ends_where_the_papers_iterations_do() -> None:
             found = config(setting, scale)
             assert schedule(found).total_steps == pytest.approx(30_000, rel=0.002)
             assert (found.ku, found.tau_pick, found.epochs) == (10, 0.03, 0)
+            further = config(paper.find("figure1").settings([f"{base.model}-further"])[0], scale)
+            assert schedule(further).total_steps == pytest.approx(30_000, rel=0.002)
+            assert (further.ku, further.tau_pick, further.epochs) == (1, 0.3, 0)
     assert table1.ratios(VGG19, 0.7) == table2.OURS[VGG19][3] == "[0:0, 1-15:0.7]"
 
 
@@ -504,7 +507,7 @@ def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> Non
         ("obd", 2, 20),
         ("random", 2, 4),
         ("ku", 2, 12),
-        ("figure1", 2, 2),
+        ("figure1", 3, 5),
         ("scopes", 1, 6),
         ("causes", 4, 65),
         ("table3", 2, 15),
@@ -981,14 +984,35 @@ def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
 
 def test_of_several_runs_figure_1_shows_the_first_and_says_so(shelf: Path) -> None:
     (found,) = compared(lab := Lab(shelf, "smoke"), paper.find("figure1")).grids
-    assert found.remarks == ()
+    (about,) = found.remarks
 
     def twice(setting: Setting) -> Found:
         once = lab.look(setting)
         return replace(once, runs=once.runs * 2)
 
     (grid,) = paper.find("figure1").grids(twice)
-    assert grid.remarks == ("Of several runs the first is shown.",)
+    assert grid.remarks == (about, "Of several runs the first is shown.")
+
+
+def test_figure_1_tells_what_the_penalty_did_to_the_norms(tmp_path: Path) -> None:
+    """Deviations at λ = 0, where GReg-2 picks, at the end; layers where it grew; filters still among the least."""
+    further = paper.find("figure1").settings(["vgg19-further"])[0]
+    assert further.key("short", 0) == "vgg19-cifar100-greg2-0_0_1_15_0.5-ku1-watched_0.3-seed0"
+
+    def note(step: int, spread: tuple[float, float], norms: list[float]) -> dict[str, Any]:
+        return {"step": step, "lambda": step * 1e-5, "spread": dict(zip("ab", spread, strict=True)), "norms": norms}
+
+    notes = [
+        note(0, (0.1, 0.3), [1.0, 2.0, 3.0, 4.0]),
+        note(10_000, (0.1, 0.4), [2.0, 1.0, 3.0, 4.0]),
+        note(20_000, (0.9, 0.9), [4.0, 3.0, 2.0, 1.0]),
+        note(30_000, (0.1, 0.5), [1.0, 3.0, 2.0, 4.0]),
+    ]
+    shelve(lab := Lab(tmp_path), further, watched="a", separation=notes)
+    (grid,) = compared(lab, paper.find("figure1")).grids
+    cells = ("0.200", "0.250", "0.300", "1 of 2", "2 and 1 of 2")
+    assert {line[0]: line[1:] for line in grid.lines}["vgg19 on cifar100, Ku = 1"] == cells
+    assert [line[1] for line in grid.lines].count("not run") == 4
 
 
 def test_runs_that_were_computed_otherwise_are_told(tmp_path: Path) -> None:

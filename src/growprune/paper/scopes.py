@@ -47,4 +47,5 @@ EXPERIMENT = Experiment(
     "what the penalty touches: a filter's weights, or its whole path",
     tuple(Row(f"{ratio:g}", tuple(ways(ratio).values())) for ratio in RATIOS),
     grids,
+    seeds=3,
 )

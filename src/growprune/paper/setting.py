@@ -92,6 +92,10 @@ def small_vgg(num_classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
 
 
+WATCHED_UNTIL = 0.03
+"""λ up to which we draw figure 1: where its iterations end (30,000 with Ku = 10), three times what GReg-2 picks at."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One way to prune one network; what is None is the paper's, or the scale's."""
@@ -106,6 +110,7 @@ class Setting:
     ignore: str = ""
     ku: int | None = None
     watched: str | None = None  # a layer whose norms are kept: GReg-2's picking goes on, then nothing is fine-tuned
+    until: float = WATCHED_UNTIL  # λ to which it goes on then
     paper_scale: bool = False  # at the paper's length even at the short scale
     other: tuple[tuple[str, int | float | str], ...] = ()  # options of `growprune prune` that the paper has otherwise
 
@@ -127,7 +132,7 @@ class Setting:
         if (ku := self.interval(scale)) is not None:
             options |= {"ku": ku} | ({"ks": self.base.recipe.short_ks} if scale == "short" else {})
         if self.watched is not None:
-            ceiling = SMOKE["delta_lambda_pick"] * 150 if scale == "smoke" else WATCHED_UNTIL
+            ceiling = SMOKE["delta_lambda_pick"] * 150 if scale == "smoke" else self.until
             options |= {"tau_pick": ceiling, "tau": ceiling * 1.0001, "ks": 0, "epochs": 0}
         base = self.base.config(scale)
         where: dict[str, Any] = {"model": base.model, "data": base.data, "threads": base.threads}
@@ -147,13 +152,10 @@ class Setting:
         words += [self.scope] if self.scope != "filter" else []
         words += [self.granularity] if self.granularity != "filter" else []
         words += [] if (ku := self.interval(scale)) is None else [f"ku{ku}"]
-        words += ["watched"] if self.watched else []
+        words += ["watched" if self.until == WATCHED_UNTIL else f"watched_{self.until:g}"] if self.watched else []
         words += [f"{name}_{value}" for name, value in self.other]
         return "-".join([*words, f"seed{seed}"])
 
-
-WATCHED_UNTIL = 0.03
-"""λ up to which we draw figure 1: where its iterations end (30,000 with Ku = 10), three times what GReg-2 picks at."""
 
 SMOKE: dict[str, Any] = {
     "epochs": 2, "batch": 64, "prune_batch": 64, "lr": "0:1e-2,1:1e-3", "prune_lr": 0.02,
