@@ -1,7 +1,9 @@
 """Bad input: one line that names the thing, and nothing changed. Wrapped models: taken out, or refused by name."""
 
 import copy
+import re
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -298,6 +300,58 @@ def test_removing_with_an_optimizer_of_another_model_is_refused() -> None:
     before = [id(p) for p in other.param_groups[0]["params"]]
     error(lambda: pruner.compact(optimizer=other), "optimizer")
     assert [id(p) for p in other.param_groups[0]["params"]] == before
+
+
+def test_two_pruners_on_one_optimizer() -> None:
+    """As when a notebook's cell is run again: the penalty would act twice. Of different layers they may share it."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = gp.Pruner(model, X, ratios={"conv2": 0.5})
+    first.attach(optimizer)
+    error(lambda: gp.Pruner(model, X).attach(optimizer), "another pruner", "'conv2.weight'", "detach()")
+    gp.Pruner(model, X, schedule=gp.OneShot()).attach(optimizer)
+    gp.Pruner(model, X, ratios={"conv3": 0.5}, granularity="weight").attach(optimizer)
+    first.detach()
+    gp.Pruner(model, X, ratios={"conv2": 0.5}).attach(optimizer)
+
+
+@pytest.mark.parametrize(("rate", "told"), [(1e-4, [r"'conv2' is still \d+% as large as what stays"]), (1.0, [])])
+def test_a_push_that_did_not_push_is_told(rate: float, told: list[str]) -> None:
+    """The schedule is over, but with so small a learning rate nothing has moved. Pushed far: nothing to say."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    pruner = gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.1, ku=1, ks=5), ratios={"conv2": 0.5})
+    pruner.attach(optimizer)
+    while not pruner.done:
+        model.zero_grad()
+        (model(X).sum() * 0).backward()
+        optimizer.step()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        pruner.compact()
+    assert len(heard) == len(told)
+    assert all(re.search(text, str(each.message)) for each, text in zip(heard, told, strict=True))
+
+
+def test_an_optimizer_that_runs_no_hooks() -> None:
+    """The loop would never end: no step is counted, nothing is pushed."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+            self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step(closure)
+
+    model = Net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    error(lambda: gp.Pruner(model, X).attach(Around(inner)), "Around", "no hooks", "wraps")
+    pruner = gp.Pruner(model, X)
+    pruner.attach(inner)
+    torch.optim.lr_scheduler.StepLR(inner, 1)  # which wraps step() itself
+    Around(inner).step()
+    assert pruner.step_count == 1
 
 
 def test_attaching_twice() -> None:

@@ -4,6 +4,7 @@ import copy
 import io
 from collections.abc import Callable, Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -717,7 +718,97 @@ def test_calibration_on_nothing_is_refused() -> None:
         pruner.compact(calibrate=[])
 
 
+class Couple(nn.Module):
+    """Two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.c, self.side = conv(1, 6), nn.BatchNorm2d(6), conv(6, 4), nn.Linear(3, 4)
+
+    def forward(self, image: Tensor, more: Tensor) -> Tensor:
+        found: Tensor = self.c(self.bn(self.a(image)).relu()).mean((2, 3)) + self.side(more)
+        return found
+
+
+def test_calibration_takes_several_inputs() -> None:
+    """As the example does: a tuple of arguments with a target beside it, or a dict of them."""
+    example = torch.randn(2, 1, 6, 6), torch.randn(2, 3)
+    batches = [(torch.randn(4, 1, 6, 6), torch.randn(4, 3)) for _ in range(3)]
+    pruner = gp.Pruner(randomize(Couple(), torch.Generator()), example, schedule=gp.OneShot(), ratios={"a": 0.5})
+    named = [dict(zip(("image", "more"), each, strict=True)) for each in batches]
+    small = pruner.compact(calibrate=[(each, torch.zeros(4)) for each in batches])
+    other = pruner.compact(calibrate=named)
+    assert torch.equal(small.bn.running_mean, other.bn.running_mean)
+    assert stray(small.bn.running_mean, torch.stack([small.a(x).mean((0, 2, 3)) for x, _ in batches]).mean(0)) < 1e-6
+    with pytest.raises(gp.GrowpruneError, match=r"several inputs as a tuple; on one of these it fails: .*'more'"):
+        pruner.compact(calibrate=batches)
+
+
 # -- the optimizer goes on ---------------------------------------------------------------------------------------------
+
+
+class PreActivated(nn.Module):
+    """What its second convolution reads of removed filters becomes a bias that it did not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = conv(1, 8), nn.Linear(8, 4)
+        self.bn1, self.c1, self.bn2 = nn.BatchNorm2d(8), nn.Conv2d(8, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12)
+        self.c2, self.act = nn.Conv2d(12, 8, 3, padding=1, bias=False), nn.PReLU(8)
+        nn.init.constant_(self.bn2.bias, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.act(self.c2(self.bn2(self.c1(self.bn1(x).relu())).relu()))
+        found: Tensor = self.out(x.relu().mean((2, 3)))
+        return found
+
+
+def together(net: nn.Module) -> list[dict[str, Any]]:
+    return [{"params": list(net.parameters())}]
+
+
+def apart(net: nn.Module) -> list[dict[str, Any]]:
+    """As many do it: vectors do not decay."""
+    flat = [[p for p in net.parameters() if (p.dim() < 2) is thin] for thin in (False, True)]
+    return [{"params": flat[0], "weight_decay": 0.1}, {"params": flat[1], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("grouped", [together, apart])
+def test_fine_tuning_goes_on_from_a_file_bit_for_bit(
+    grouped: Callable[[nn.Module], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Also where folding gave a layer a bias, which the optimizer made anew then has among the others."""
+    generator = torch.Generator().manual_seed(0)
+    net = randomize(PreActivated(), generator)
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(5):
+            optimizer.zero_grad()
+            F.cross_entropy(net(torch.randn(8, 1, 6, 6, generator=generator)), torch.arange(8) % 4).backward()
+            optimizer.step()
+
+    optimizer = torch.optim.AdamW(grouped(net), lr=1e-2)
+    train(net, optimizer, 1)
+    pruner = gp.Pruner(net, torch.randn(2, 1, 6, 6, generator=generator), schedule=gp.OneShot(), ratios={"c1": 0.5})
+    small = pruner.compact(optimizer=optimizer)
+    assert net.c2.bias is None
+    assert small.c2.bias is not None
+    train(small, optimizer, 2)
+    gp.save(small, tmp_path / "small")
+    state = copy.deepcopy(optimizer.state_dict())
+
+    loaded = gp.load(tmp_path / "small", PreActivated)
+    again = torch.optim.AdamW(grouped(loaded), lr=1e-2)
+    again.load_state_dict(state)
+    assert [p.shape for g in again.param_groups for p in g["params"]] == [
+        p.shape for g in optimizer.param_groups for p in g["params"]
+    ]
+    for each, its in ((small, optimizer), (loaded, again)):
+        train(each.train(small.training), its, 3)
+    for name, value in small.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
 
 
 class Line(nn.Module):

@@ -28,12 +28,13 @@ import pytest
 import torch
 from PIL import Image
 from rich.console import Console
+from torch import nn
 
 import growprune as gp
 from growprune import GrowpruneError, data, models, paper
 from growprune.config import Prune, Train
 from growprune.measurement import weight_sparsity
-from growprune.paper import bars, cost, imagenet, ku, obd, random, table1, table2, table3, table4
+from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, table1, table2, table3, table4
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, words
 from growprune.paper.grid import same_filters
 from growprune.paper.imagenet import IMAGES
@@ -988,16 +989,35 @@ def test_of_several_runs_figure_1_shows_the_first_and_says_so(shelf: Path) -> No
 
     def twice(setting: Setting) -> Found:
         once = lab.look(setting)
-        return replace(once, runs=once.runs * 2)
+        return replace(once, runs=(*once.runs, *({**run, "separation": run["separation"][:1]} for run in once.runs)))
 
     (grid,) = paper.find("figure1").grids(twice)
     assert grid.remarks == (about, "Of several runs the first is shown.")
+    assert grid.lines == found.lines
+
+
+def test_what_is_left_of_a_filter_without_any_loss_is_what_the_optimizer_leaves() -> None:
+    found = config(paper.find("figure1").settings(["vgg19"])[0], "paper")
+    weight = nn.Parameter(torch.ones((), dtype=torch.float64))
+    optimizer = torch.optim.SGD([weight], found.prune_lr, found.momentum, weight_decay=found.weight_decay)
+    for step in range(250):
+        weight.grad = found.delta_lambda_pick * (step // found.ku + 1) * weight.detach()
+        optimizer.step()
+    assert figure1.untouched(asdict(found), 250) == pytest.approx(weight.item(), rel=1e-12)
+
+
+def test_figure_1_draws_the_papers_layers() -> None:
+    """VGG19's of index 3, counted from 0; ResNet56's of the name that ResNet50's has."""
+    watched = {setting.base.model: setting.watched for setting in paper.find("figure1").settings()}
+    layers = [name for name, module in models.fresh("vgg19", 100).named_modules() if isinstance(module, nn.Conv2d)]
+    assert watched == {"resnet56": "layer2.3.conv1", "vgg19": layers[3]}
+    assert "layer2.3.conv1" in dict(models.fresh("resnet56", 10).named_modules())
 
 
 def test_figure_1_tells_what_the_penalty_did_to_the_norms(tmp_path: Path) -> None:
-    """Deviations at λ = 0, where GReg-2 picks, at the end; layers where it grew; filters still among the least."""
+    """Deviations at λ = 0, at a third of the way, at the end; layers where it grew; filters still among the least."""
     further = paper.find("figure1").settings(["vgg19-further"])[0]
-    assert further.key("short", 0) == "vgg19-cifar100-greg2-0_0_1_15_0.5-ku1-watched_0.3-seed0"
+    assert further.key("short", 0) == "vgg19-cifar100-greg2-0_0_1_15_0.5-ku1-watched-until_0.3-seed0"
 
     def note(step: int, spread: tuple[float, float], norms: list[float]) -> dict[str, Any]:
         return {"step": step, "lambda": step * 1e-5, "spread": dict(zip("ab", spread, strict=True)), "norms": norms}
@@ -1005,13 +1025,14 @@ def test_figure_1_tells_what_the_penalty_did_to_the_norms(tmp_path: Path) -> Non
     notes = [
         note(0, (0.1, 0.3), [1.0, 2.0, 3.0, 4.0]),
         note(10_000, (0.1, 0.4), [2.0, 1.0, 3.0, 4.0]),
+        note(12_000, (0.9, 0.9), [4.0, 3.0, 2.0, 1.0]),
         note(20_000, (0.9, 0.9), [4.0, 3.0, 2.0, 1.0]),
         note(30_000, (0.1, 0.5), [1.0, 3.0, 2.0, 4.0]),
     ]
     shelve(lab := Lab(tmp_path), further, watched="a", separation=notes)
     (grid,) = compared(lab, paper.find("figure1")).grids
-    cells = ("0.200", "0.250", "0.300", "1 of 2", "2 and 1 of 2")
-    assert {line[0]: line[1:] for line in grid.lines}["vgg19 on cifar100, Ku = 1"] == cells
+    cells = ("0.200", "0.250", "0.300", "1 of 2", "0.500 to 2.000 (0.006)", "2 and 1 of 2")
+    assert {line[0]: line[1:] for line in grid.lines}["vgg19 on cifar100, λ to 0.3, Ku = 1"] == cells
     assert [line[1] for line in grid.lines].count("not run") == 4
 
 

@@ -109,6 +109,11 @@ def trainable(model: nn.Module, names: Iterable[str]) -> None:
 def optimizer(given: Any) -> None:
     if not isinstance(given, torch.optim.Optimizer):
         raise GrowpruneError(f"attach: need a torch optimizer, not {type(given).__name__}")
+    if not getattr(type(given).step, "hooked", False):  # torch marks those whose hooks it runs
+        raise GrowpruneError(
+            f"attach: {type(given).__name__} runs no hooks when it steps, so no penalty would act: "
+            "attach to the optimizer that it wraps"
+        )
 
 
 def state(given: Any, units: int) -> None:

@@ -13,18 +13,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, gone, owner
 from growprune.running import call, copied, quietly, tensors, whole_operators
 
@@ -210,27 +209,54 @@ def follow(
                     key: narrowed(value, cuts.get(name, ()), p.shape).clone() if isinstance(value, Tensor) else value
                     for key, value in state.items()
                 }
-    for name in set(new) - set(name_of.values()):  # a bias that folding gave: it trains with its weight
-        for group in optimizer.param_groups:
-            if any(p is new[f"{owner(name)}.weight"] for p in group["params"]):
-                group["params"].append(new[name])
+    for name in (each for each in new if each not in set(name_of.values())):  # a bias that folding gave
+        take_in(optimizer, new, name)
     if isinstance(optimizer, torch.optim.LBFGS):  # one flat history of all parameters: it starts anew
         optimizer.state.clear()
         optimizer._params, optimizer._numel_cache = optimizer.param_groups[0]["params"], None
 
 
+def take_in(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], name: str) -> None:
+    """A bias joins the group of vectors, if there is one, else its weight's; in the order of the model's parameters, so
+    that an optimizer made for the network when it is loaded again can take this one's state."""
+    order = {id(p): place for place, p in enumerate(named.values())}
+    weight = named[f"{owner(name)}.weight"]
+    holders = [group["params"] for group in optimizer.param_groups]
+    home = next((params for params in holders if any(p is weight for p in params)), None)
+    if home is None:  # the weight does not train here, nor does its bias
+        return
+    if not any(p.dim() < 2 for p in home if id(p) in order):
+        home = next((ps for ps in holders if any(id(p) in order for p in ps) and all(p.dim() < 2 for p in ps)), home)
+    later = [i for i, p in enumerate(home) if order.get(id(p), -1) > order[id(named[name])]]
+    home.insert(later[0] if later else len(home), named[name])
+
+
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Estimate batch-norm statistics anew, as the mean over the batches; every module keeps its mode."""
-    modes = [(m, m.training) for m in model.modules()]
-    each = iter(batches)
-    try:
-        first = next(each)
-    except StopIteration:
-        raise GrowpruneError("compact: calibrate= holds no batch") from None
+    """Estimate batch-norm statistics anew, as the mean over the batches; every module keeps its mode.
+
+    A batch is an input as the example is (a tensor, or a dict of them), or begins with one, as (input, target) does.
+    """
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    before = [(m, {"training": m.training}) for m in model.modules()] + [(m, {"momentum": m.momentum}) for m in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # all batches count alike
+    number = 0
     with quietly(model):  # it runs in training mode, where dropout draws random numbers
-        torch.optim.swa_utils.update_bn(chain([first], each), model, next(model.parameters()).device)
-    for module, training in modes:
-        module.training = training
+        model.train()
+        for batch in batches:
+            try:
+                call(model, batch[0] if isinstance(batch, (tuple, list)) else batch)
+            except Exception as error:
+                raise GrowpruneError(
+                    "compact: calibrate= needs batches that are inputs of the model, or (input, target) with several "
+                    f"inputs as a tuple; on one of these it fails: {line(error)}"
+                ) from error
+            number += 1
+    for module, values in before:
+        vars(module).update(values)
+    if not number:
+        raise GrowpruneError("compact: calibrate= holds no batch")
 
 
 # -- single weights ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
 from growprune.schedule import Ended, GReg1, GReg2, Penalty, Phase, Schedule
 from growprune.separation import Separation, later
+
+ATTACHED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Pruner]] = WeakKeyDictionary()
+"""By optimizer, the pruners whose hooks it runs."""
+HARDLY = 0.5
+"""Of the size of kept units: what pruned ones have at most when they were pushed."""
 
 
 class Pruner:
@@ -152,19 +158,34 @@ class Pruner:
         checks.optimizer(optimizer)
         if self._optimizer is not None:
             raise GrowpruneError("this pruner is attached already; detach() it first")
+        if twice := [name for each in ATTACHED.get(optimizer, ()) for name in self._both_push(each)]:
+            raise GrowpruneError(
+                f"attach: another pruner that pushes '{twice[0]}' is attached to this optimizer: detach() that one, or "
+                "make a new optimizer"
+            )
         decoupled = normalizes(optimizer) if decoupled is None else decoupled
         self._gamma = self._factors.bind(optimizer, self._asked, decoupled)
         self._optimizer = optimizer
+        ATTACHED.setdefault(optimizer, WeakSet()).add(self)
         self._settle()
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
 
+    def _both_push(self, other: Pruner) -> list[str]:
+        """Parameters of the same model that another pruner, not done yet, would push too."""
+        if other.model is not self.model or other.done or self.done:
+            return []
+        theirs = {parameter.name for parameter in other._factors.parameters}
+        return [parameter.name for parameter in self._factors.parameters if parameter.name in theirs]
+
     def detach(self) -> None:
         """Take the hooks off again."""
         for hook in self._hooks:
             hook.remove()
+        if self._optimizer is not None:
+            ATTACHED[self._optimizer].discard(self)
         self._hooks, self._optimizer = [], None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -315,6 +336,14 @@ class Pruner:
                 "is cut off all the same",
                 stacklevel=2,
             )
+        elif weak := self._hardly_pushed():
+            (name, share), *others = weak.items()
+            warnings.warn(
+                f"compact: the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} "
+                f"is still {share:.0%} as large as what stays: removal will cost accuracy; a larger learning rate or a "
+                "longer schedule pushes further",
+                stacklevel=2,
+            )
         checks.weights(self.model)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
@@ -333,6 +362,13 @@ class Pruner:
             removal.follow(optimizer, self.model, small, self.groups, self._pruned)
         self.detach()
         return small
+
+    def _hardly_pushed(self) -> dict[str, float]:
+        """Layers whose pruned units, after the whole schedule, are still half as large as the kept ones, or larger."""
+        if not self.total_steps:
+            return {}
+        shares = {name: float(found.pruned / found.kept) for name, found in self.separation().items()}
+        return {name: share for name, share in shares.items() if share > HARDLY}
 
     # -- stopping and going on -----------------------------------------------------------------------------------
 

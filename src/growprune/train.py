@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -377,7 +378,11 @@ class Job:
         before = self.test(self.estimated(self.net) if self.done else self.net, exact=True)
         base = self.base_accuracy()
         batches = [x for x, _ in self.images.sample(self.sample_batch())]
-        small = pruner.compact(calibrate=batches)
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            small = pruner.compact(calibrate=batches)
+        for each in heard:
+            self.progress.say(str(each.message))
         if pruner.groups.granularity == "weight":
             calibrate(small, batches)
         distributed.same_weights(self.world, small)  # folded and estimated by each process for itself

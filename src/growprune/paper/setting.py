@@ -152,7 +152,8 @@ class Setting:
         words += [self.scope] if self.scope != "filter" else []
         words += [self.granularity] if self.granularity != "filter" else []
         words += [] if (ku := self.interval(scale)) is None else [f"ku{ku}"]
-        words += ["watched" if self.until == WATCHED_UNTIL else f"watched_{self.until:g}"] if self.watched else []
+        words += ["watched"] if self.watched else []
+        words += [f"until_{self.until:g}"] if self.until != WATCHED_UNTIL else []
         words += [f"{name}_{value}" for name, value in self.other]
         return "-".join([*words, f"seed{seed}"])
 

@@ -25,7 +25,7 @@ PAPER: dict[Base, dict[float, tuple[float, tuple[float, float], tuple[float, flo
 
 def ratios(base: Base, ratio: float) -> str:
     """As the paper writes them: the stem, or layer 0, stays."""
-    return f"[0, {ratio}, {ratio}, {ratio}]" if base is RESNET56 else f"[0:0, 1-15:{ratio}]"
+    return f"[0, {ratio}, {ratio}, {ratio}]" if base.model == RESNET56.model else f"[0:0, 1-15:{ratio}]"
 
 
 def pair(base: Base, ratio: float) -> tuple[Setting, Setting]:
