@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune import storage
+from growprune.checks import itself
 from growprune.models import create
 from strategies import Case, cases, conv, randomize
 
@@ -224,10 +225,15 @@ def test_the_layout_is_the_builders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["parallel", "compiled"]
 )
-def test_a_wrapped_network_is_saved_as_itself(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_wrapped_network_is_saved_and_loaded_as_itself(
+    tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]
+) -> None:
     small = tiny()
     gp.save(wrap(small), tmp_path / "a")
     assert_same(gp.load(tmp_path / "a", Tiny), small)
+    loaded = gp.load(tmp_path / "a", lambda: wrap(Tiny()))
+    assert isinstance(loaded, type(wrap(Tiny())))
+    assert_same(itself(loaded), small)
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

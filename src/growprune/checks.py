@@ -17,18 +17,23 @@ from growprune.schedule import Schedule
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module itself, out of DistributedDataParallel, DataParallel and torch.compile, with the same parameters."""
+    """The module itself, if it is one that can be narrowed."""
     if not isinstance(model, nn.Module):
         raise GrowpruneError(f"model: need a torch.nn.Module, not {type(model).__name__}")
+    model = itself(model)
+    refuse(model)
+    return model
+
+
+def itself(model: nn.Module) -> nn.Module:
+    """Out of DistributedDataParallel, DataParallel and torch.compile, with the same parameters."""
     while True:
         inner = getattr(model, "_orig_mod", None)  # torch.compile
         if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             inner = model.module
         if inner is None:
-            break
+            return model
         model = inner
-    refuse(model)
-    return model
 
 
 def refuse(model: nn.Module) -> None:

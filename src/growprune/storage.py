@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from growprune.checks import unwrapped
+from growprune.checks import itself, unwrapped
 from growprune.compact import MASK, held, keep_zero, places, put, refit
 from growprune.errors import GrowpruneError
 from growprune.groups import owner
@@ -61,7 +61,8 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
     model = build() if callable(build) and not isinstance(build, nn.Module) else None
     if not isinstance(model, nn.Module):
         raise GrowpruneError("load: build must be a function that makes the original, full-size network")
-    return rebuilt(model, facts, stored, Path(path))
+    rebuilt(itself(model), facts, stored, Path(path))
+    return model
 
 
 def rebuilt(model: nn.Module, facts: dict[str, Any], stored: dict[str, Tensor], path: Path) -> nn.Module:
