@@ -211,8 +211,10 @@ class Residual(Block):
         return F.pad(x, (0, 0, 0, 0, self.pads // 2, self.pads - self.pads // 2)) if self.pads else x
 
     def link(self, name: str, incoming: Sources, links: Links) -> Sources:
-        x = normed(self.kind, incoming, links) if self.before else incoming
-        x = normed(self.kind, links.layer(f"{name}.conv1", x, self.conv1.out_channels), links)
+        incoming = (
+            normed(self.kind, incoming, links) if self.before else incoming
+        )  # what it ties, the shortcut reads too
+        x = normed(self.kind, links.layer(f"{name}.conv1", incoming, self.conv1.out_channels), links)
         x = links.layer(f"{name}.conv2", x, self.out)
         x = links.pin(x if self.before else normed(self.kind, x, links))
         if self.gate is not None:
@@ -267,8 +269,8 @@ class Dense(Block):
 
     def link(self, name: str, incoming: Sources, links: Links) -> Sources:
         for i in range(len(self.convs)):
-            read = normed(self.kind, incoming, links)
-            incoming = incoming + links.layer(f"{name}.convs.{i}", read, self.growth)
+            incoming = normed(self.kind, incoming, links)  # what it ties is tied wherever it is read
+            incoming = incoming + links.layer(f"{name}.convs.{i}", incoming, self.growth)
         return incoming
 
 
