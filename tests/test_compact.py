@@ -699,6 +699,7 @@ def test_of_a_filter_that_has_not_vanished_its_mean_is_folded(bias: bool) -> Non
 def test_calibration_estimates_batch_norm_anew() -> None:
     model = randomize(create("resnet20", width=8), torch.Generator().manual_seed(0))
     model.layer3.eval()
+    model.bn1.num_batches_tracked.fill_(100)  # which are forgotten
     generator = torch.Generator().manual_seed(1)
     batches = [(torch.randn(4, 3, 16, 16, generator=generator), torch.zeros(4)) for _ in range(3)]
     pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot())

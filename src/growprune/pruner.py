@@ -31,8 +31,6 @@ from growprune.separation import Separation, later
 
 ATTACHED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Pruner]] = WeakKeyDictionary()
 """By optimizer, the pruners whose hooks it runs."""
-HARDLY = 0.5
-"""Of the size of kept units: what pruned ones have at most when they were pushed."""
 
 
 class Pruner:
@@ -336,7 +334,7 @@ class Pruner:
                 "is cut off all the same",
                 stacklevel=2,
             )
-        elif weak := self._hardly_pushed():
+        elif self.total_steps and (weak := separation.hardly_pushed(self.separation())):
             (name, share), *others = weak.items()
             warnings.warn(
                 f"compact: the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} "
@@ -362,13 +360,6 @@ class Pruner:
             removal.follow(optimizer, self.model, small, self.groups, self._pruned)
         self.detach()
         return small
-
-    def _hardly_pushed(self) -> dict[str, float]:
-        """Layers whose pruned units, after the whole schedule, are still half as large as the kept ones, or larger."""
-        if not self.total_steps:
-            return {}
-        shares = {name: float(found.pruned / found.kept) for name, found in self.separation().items()}
-        return {name: share for name, share in shares.items() if share > HARDLY}
 
     # -- stopping and going on -----------------------------------------------------------------------------------
 

@@ -38,6 +38,16 @@ def of(layers: Iterable[Layer], rows: Rows, values: Mapping[str, Tensor], pruned
     return result
 
 
+HARDLY = 0.5
+"""Pruned units that are larger than this beside kept ones have hardly been pushed."""
+
+
+def hardly_pushed(found: Mapping[str, Separation]) -> dict[str, float]:
+    """Layers whose pruned units are still large, and how large beside the kept ones."""
+    shares = {name: float(layer.pruned / layer.kept) for name, layer in found.items()}
+    return {name: share for name, share in shares.items() if share > HARDLY}
+
+
 def later(flag: Tensor) -> Callable[[], bool]:
     """A flag on its way from the device: asked for much later, it has long arrived, and nobody waits."""
     if not flag.is_cuda:

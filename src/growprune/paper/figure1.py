@@ -72,9 +72,9 @@ def mean_deviation(note: dict[str, Any]) -> float:
     return float(sum(note["spread"].values()) / len(note["spread"]))
 
 
-def least_half(note: dict[str, Any]) -> set[int]:
-    """The filters of the watched layer that would go at ratio 0.5."""
-    norms = note["norms"]
+def least_half(layer: Mapping[str, Any]) -> set[int]:
+    """The filters of a layer, by its norms, that would go at ratio 0.5."""
+    norms = layer["norms"]
     return set(sorted(range(len(norms)), key=norms.__getitem__)[: len(norms) // 2])
 
 
