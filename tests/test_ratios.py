@@ -179,6 +179,8 @@ def test_numbers_from_numpy_are_numbers() -> None:
         ("[2:0.5]", ("'layer1.0.conv2'", "coupled=True")),
         ("[0.5, 0.5, 0.5, 0.5]", ("stem",)),
         (gp.Global(1.0), ("1.0",)),
+        (gp.Global(0.5, 1.5), ("at_most", "1.5")),
+        (gp.Global(0.5, float("nan")), ("at_most", "nan")),
         (gp.Global(float("nan")), ("nan",)),
         (gp.Global("0.5"), ("0.5",)),  # type: ignore[arg-type]
         (Ranges(()), ("ratios",)),
@@ -217,26 +219,44 @@ def test_a_huge_range_costs_nothing_to_refuse() -> None:
 # One ratio over all layers.
 
 
+def least_anywhere(score: dict[str, Tensor], asked: float, at_most: float) -> dict[str, Tensor]:
+    """By hand: what stays when the least of all go, but each layer's best stay."""
+    every = sorted((float(value), name, i) for name, values in score.items() for i, value in enumerate(values))
+    going = {(name, i) for _, name, i in every[: min(math.ceil(Fraction(repr(asked)) * len(every)), len(every) - 1)]}
+    for name, values in score.items():
+        most = math.floor(Fraction(repr(max(at_most, asked))) * len(values))
+        going -= {(name, int(i)) for i in values.argsort()[min(most, len(values) - 1) :]}
+    return {name: torch.tensor([(name, i) not in going for i in range(len(score[name]))]) for name in score}
+
+
+@pytest.mark.parametrize("at_most", [0.5, 0.95, 1.0])
 @pytest.mark.parametrize("asked", [0.0, 0.01, 0.3, 0.5, 0.77, 0.9, 0.97, 0.999])
-@pytest.mark.parametrize("criterion", ["l1", lambda w: -w.abs().sum(1)], ids=["l1", "negative"])
-def test_global_takes_the_least_scores_anywhere_and_empties_no_layer(asked: float, criterion: Any) -> None:
+@pytest.mark.parametrize("sign", [1, -1], ids=["l1", "negative"])
+def test_global_takes_the_least_scores_anywhere_and_of_no_layer_too_many(
+    asked: float, sign: int, at_most: float
+) -> None:
     net = resnet()
     with torch.no_grad():
         net.get_submodule("layer1.0.conv1").weight.mul_(1e-3)  # alone, its scores would all go first
-    pruner = plan(gp.Global(asked), net, criterion=criterion)
+    pruner = plan(gp.Global(asked, at_most), net, criterion=lambda w: sign * w.abs().sum(1))
     masks = pruner.masks()
-    units = sum(len(mask) for mask in masks.values())
-    assert units == 2 * (4 + 8 + 16)
-    assert sum(lost(pruner).values()) == min(math.ceil(Fraction(repr(asked)) * units), units - len(masks))
-    assert all(bool(mask.any()) for mask in masks.values())
-    sign = 1 if criterion == "l1" else -1
+    assert sum(len(mask) for mask in masks.values()) == 2 * (4 + 8 + 16)
     score = {name: sign * net.get_submodule(name).weight.detach().abs().sum((1, 2, 3)) for name in masks}
-    best = {name: values.argmax() for name, values in score.items()}
-    gone = torch.cat([score[name][~mask] for name, mask in masks.items()])
-    others = [score[n][[i for i, keep in enumerate(m) if keep and i != best[n]]] for n, m in masks.items()]
-    stay = torch.cat(others)
-    assert len(gone) == 0 or len(stay) == 0 or float(gone.max()) <= float(stay.min())
-    assert all(bool(masks[name][best[name]]) for name in masks)
+    expected = least_anywhere(score, asked, at_most)
+    assert {name: mask.tolist() for name, mask in masks.items()} == {n: m.tolist() for n, m in expected.items()}
+    assert all(bool(mask.any()) for mask in masks.values())
+
+
+def test_global_spares_a_twentieth_of_filters_unless_told() -> None:
+    """Of the layers whose scores are the least: what they would lose beyond that is not taken elsewhere."""
+    net = seeded(
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 40, 1), nn.Conv2d(40, 40, 1), nn.Conv2d(40, 2, 1))
+    )
+    with torch.no_grad():
+        net[1].weight.mul_(1e-3)
+    example = batch((2, 3, 4, 4), 2)[0]
+    assert list(lost(plan(gp.Global(0.5), net, example)).values()) == [38, 0]
+    assert list(lost(plan(gp.Global(0.5, at_most=1.0), net, example)).values()) == [39, 0]
 
 
 def test_global_over_single_weights() -> None:

@@ -18,6 +18,7 @@ ORDER = [
     "rules",
     "groups",
     "ratios",
+    "curvature",
     "criteria",
     "penalty",
     "separation",

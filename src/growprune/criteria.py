@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from growprune import curvature
+from growprune.curvature import Loss
 from growprune.errors import GrowpruneError, nearest
 from growprune.groups import Groups, Layer
 from growprune.running import call, copied, tensors
 
-Loss = Callable[[Any, Any], Tensor]
 Batches = Iterable[tuple[Any, Any]]
 
 
@@ -81,10 +82,9 @@ class Taylor(Criterion):
 
 @dataclass(frozen=True)
 class OBD(Criterion):
-    """½Σ h·w²: the second-order change of the loss, with the Hessian's diagonal h (Optimal Brain Damage).
+    """½Σ h·w²: the second-order change of the loss, with the diagonal h of its curvature (Optimal Brain Damage).
 
-    h is estimated without bias from Hessian-vector products, h = E[z ⊙ Hz] for random signs z (Hutchinson), `probes` of
-    them on every batch. `batches` as for Taylor.
+    `probes` random estimates of h on every batch (`curvature`). `batches` as for Taylor; `loss` is a mean over samples.
     """
 
     batches: Batches | None = None
@@ -100,21 +100,11 @@ class OBD(Criterion):
         generator = torch.Generator().manual_seed(self.seed)
 
         def diagonal(net: nn.Module, x: Any, y: Any) -> dict[str, Tensor]:
-            first = gradients(self.loss(call(net, x), y), net, create_graph=True)
-            parameters = {name: p for name, p in net.named_parameters() if name in first}
-            total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-            live = [name for name in parameters if first[name].requires_grad]
+            output = call(net, x)
+            total: dict[str, Tensor] = {}
             for _ in range(self.probes):
-                signs = {name: random_signs(parameters[name], generator) for name in live}
-                products = torch.autograd.grad(
-                    [first[name] for name in live],
-                    [parameters[name] for name in live],
-                    list(signs.values()),
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-                for (name, sign), product in zip(signs.items(), products, strict=True):
-                    total[name] += sign * (0 if product is None else product) / self.probes
+                found = gradients(curvature.probe(self.loss, output, y, generator), net, retain_graph=True)
+                total = {name: total.get(name, 0) + g.square() / self.probes for name, g in found.items()}
             return total
 
         return average(self.batches, model, example_input, diagonal)
@@ -122,10 +112,6 @@ class OBD(Criterion):
     def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
         assert extra is not None
         return 0.5 * (extra * weight.square()).sum(1)
-
-
-def random_signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randint(0, 2, like.shape, generator=generator).to(like.device, like.dtype) * 2 - 1
 
 
 @dataclass(frozen=True)
@@ -234,9 +220,9 @@ def scores(
 # -- data ----------------------------------------------------------------------------------------------------------
 
 
-def gradients(loss: Tensor, model: nn.Module, create_graph: bool = False) -> dict[str, Tensor]:
+def gradients(loss: Tensor, model: nn.Module, retain_graph: bool = False) -> dict[str, Tensor]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    found = torch.autograd.grad(loss, [p for _, p in named], create_graph=create_graph, allow_unused=True)
+    found = torch.autograd.grad(loss, [p for _, p in named], retain_graph=retain_graph, allow_unused=True)
     return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(named, found, strict=True)}
 
 

@@ -270,15 +270,16 @@ class Pruner:
         self._factors.set_pruned(self._pruned)
 
     def _pick_globally(self, scores: Tensor) -> None:
-        """The least scores of all layers go, but every layer keeps its best unit."""
+        """The least scores of all layers go, but for what every layer keeps."""
         assert isinstance(self.spec, _ratios.Global)
         losing = self._losing()
         scores[~self._active] = torch.inf
-        for layer in losing:
-            scores[layer.start + scores[layer.start : layer.stop].argmax()] = torch.inf
-        units = sum(layer.size for layer in losing)
-        count = min(_ratios.pruned_of(self.spec.ratio, units), units - len(losing))
+        count = _ratios.pruned_of(self.spec.ratio, sum(layer.size for layer in losing))
         self._pruned[torch.argsort(scores, stable=True)[:count]] = True
+        for layer in losing:
+            spared = self.spec.spared(layer.size, self.groups.granularity)
+            best = torch.argsort(scores[layer.start : layer.stop], stable=True)[-spared:]
+            self._pruned[layer.start + best] = False
 
     # -- magnitudes ----------------------------------------------------------------------------------------------
 

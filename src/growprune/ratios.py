@@ -24,6 +24,8 @@ from growprune.schedule import is_number
 LAST_STAGE = 0.43
 """`Speedup(per="stage")`: what the last stage loses of what the first does, the median over the paper's own lists
 (ResNet34's, which leaves its last stage whole, aside)."""
+AT_MOST = 0.95
+"""`Global`: of a layer's filters. A layer of one may never learn again (docs/method.md)."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,25 @@ class ByName:
 
 @dataclass(frozen=True)
 class Global:
-    """One ratio over all layers together: the least scores anywhere go (the paper's OBD table)."""
+    """One ratio over all layers together: the least scores anywhere go (the paper's OBD table).
+
+    But no layer loses more than `at_most` of its filters (or than the ratio, if that is more): what it would lose
+    beyond stays, and is not taken elsewhere. Of single weights every layer keeps one.
+    """
 
     ratio: float
+    at_most: float = AT_MOST
+
+    def spared(self, size: int, granularity: str) -> int:
+        """How many of a layer's units stay, however low their scores.
+
+        >>> [Global(0.7).spared(size, "filter") for size in (8, 20, 512)], Global(0.99).spared(200, "filter")
+        ([1, 1, 26], 2)
+        """
+        if granularity != "filter":
+            return 1
+        most = Fraction(repr(float(max(self.at_most, self.ratio))))
+        return max(size - math.floor(most * size), 1)
 
 
 @dataclass(frozen=True)
@@ -130,8 +148,10 @@ def number(value: object) -> float:
 
 def write(spec: Spec) -> str:
     """The text of a specification; `read(write(spec)) == spec` for those that have one in the paper's syntaxes."""
-    if isinstance(spec, (Uniform, Global)):
-        return repr(spec.ratio) if isinstance(spec, Uniform) else f"global {spec.ratio!r}"
+    if isinstance(spec, Uniform):
+        return repr(spec.ratio)
+    if isinstance(spec, Global):
+        return f"global {spec.ratio!r}" + (f", {spec.at_most!r} a layer" if spec.at_most != AT_MOST else "")
     if isinstance(spec, Stages):
         return "[" + ", ".join(repr(r) for r in spec.ratios) + "]"
     if isinstance(spec, Ranges):
@@ -154,6 +174,8 @@ def check(spec: Spec) -> None:
     for value in values:
         if not (is_number(value) and 0 <= value < 1):
             raise GrowpruneError(f"ratios: {value!r} is outside [0, 1)")
+    if isinstance(spec, Global) and not (is_number(spec.at_most) and 0 <= spec.at_most <= 1):
+        raise GrowpruneError(f"ratios: Global(at_most=...) is a number from 0 to 1, not {spec.at_most!r}")
     if isinstance(spec, Ranges):
         ends = [-1, *(end for a, b, _ in sorted(spec.ranges) for end in (a, b))]
         if any(a > b or (i % 2 == 0 and a == b) for i, (a, b) in enumerate(itertools.pairwise(ends))):
