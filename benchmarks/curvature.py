@@ -4,10 +4,10 @@
 
 RESNET56 and VGG19 are the weights of table 1's base networks (`OUT/bases` of `growprune reproduce table1`). The
 curvature is Gauss and Newton's (what `gp.OBD` takes), or the Hessian's own from products with random signs
-(Hutchinson), on the ten training batches that `growprune prune` takes. The floor is what no layer goes below: one filter, or a
-twentieth of them. The file keeps, for each ratio of the paper's table, the speed-up and how many filters each layer
-keeps, and of each curvature the share of filters that it scores below zero. A few minutes on two CPU cores; the paper's
-speed-ups are printed beside.
+(Hutchinson), on the ten training batches that `growprune prune` takes. The floor is what no layer goes below: one
+filter, or a twentieth of them. The file keeps, for each ratio of the paper's table, the speed-up and how many filters
+each layer keeps, and of each curvature the share of filters that it scores below zero. A few minutes on two CPU
+cores; the paper's speed-ups are printed beside.
 """
 
 from __future__ import annotations
