@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from strategies import Case, Links, Words, cases, conv, networks, randomize
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 law = settings(deadline=None, max_examples=60, suppress_health_check=SLOW)
 ratios = st.sampled_from([0.2, 0.5, 0.8])
+SHORT = gp.GReg1(delta_lambda=0.5, ku=1, ks=1)
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
@@ -746,6 +748,31 @@ def test_calibration_takes_several_inputs() -> None:
 
 
 # -- the optimizer goes on ---------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_left_behind_says_so_once() -> None:
+    """It would train the larger network, which nobody looks at any more."""
+    net = create("resnet20", 10)
+    pruner, optimizer = gp.Pruner(net, IMAGE, schedule=SHORT), torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    while not pruner.done:
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing was pushed here
+        pruner.compact()
+    with pytest.warns(UserWarning, match="before compact.*make a new one") as told:
+        optimizer.step()
+    assert told[0].filename == __file__
+    optimizer.step()
+
+
+def test_an_optimizer_that_went_along_is_not_left_behind() -> None:
+    net = create("resnet20", 10)
+    pruner, optimizer = gp.Pruner(net, IMAGE, schedule=SHORT), torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    with pytest.warns(UserWarning, match="cut off all the same"):
+        pruner.compact(optimizer=optimizer)
+    optimizer.step()
 
 
 class PreActivated(nn.Module):

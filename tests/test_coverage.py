@@ -45,6 +45,8 @@ def test_family_is_pruned_and_proved(name: str) -> None:
     pruner = gp.Pruner(model, x, gp.OneShot(), ratios=0.5)
     assert not pruner.skipped
     assert len(pruner.groups.layers) >= layers
+    assert not set(pruner.stays) & {layer.name for layer in pruner.groups.layers}
+    assert set(pruner.stays) < set(pruner.groups.order)
     small = pruner.compact()
     assert type(small) is type(model)
     assert gp.speedup(gp.measure(model, x), gp.measure(small, x)) > 1.15
@@ -98,8 +100,50 @@ def test_a_width_in_the_code_is_found_by_trial() -> None:
     with pytest.warns(UserWarning, match=r"1 layers stay.*'c'"):
         pruner = gp.Pruner(Hard(), torch.randn(1, 3, 8, 8), gp.OneShot())
     assert list(pruner.skipped) == ["c"]
+    assert set(pruner.stays) == {"a", "c", "fc"}
     assert [layer.name for layer in pruner.groups.layers] == ["b"]
     pruner.compact()
+
+
+class Everything(nn.Module):
+    """A layer for each reason to stay whole, and two that lose filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("stem", "kept", "inner", "stream", "again", "padded", "split", "depthwise", "free"):
+            groups = 8 if name == "depthwise" else 1
+            width = 3 if name == "stem" else 2 if name == "padded" else 8
+            setattr(self, name, nn.Conv2d(width, 8, 1, groups=groups))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.depthwise(self.stem(x))
+        x = self.stream(self.inner(x))
+        x = x + self.again(torch.relu(x))
+        x = self.kept(x)
+        x = torch.stack(self.split(x).chunk(2, 1)).sum(0)[:, :2]
+        x = self.padded(x) + torch.ones(8, 1, 1)
+        return self.head(self.free(x).mean((2, 3)))
+
+
+def test_layers_that_stay_whole_say_why() -> None:
+    model, x = Everything(), torch.randn(1, 3, 4, 4)
+    pruner = gp.Pruner(model, x, gp.OneShot(), ignore=["kept"])
+    assert [layer.name for layer in pruner.groups.layers] == ["inner", "free"]
+    tied = "added to what other layers make; coupled=True lets it go"
+    assert pruner.stays == {
+        "stem": "it reads the input; ratios by list or by name let it go",
+        "depthwise": "tied to a layer that stays",
+        "stream": tied,
+        "again": tied,
+        "kept": "ignored",
+        "split": "chunk() needs all of its channels",
+        "padded": "added to what no layer makes",
+        "head": "the model's output",
+    }
+    coupled = gp.Pruner(model, x, gp.OneShot(), coupled=True, ratios={"stem": 0.5, "inner": 0.5})
+    assert set(coupled.stays) == {"split", "padded", "head"}
+    assert gp.Pruner(model, x, gp.OneShot(), granularity="weight").stays == {}
 
 
 def test_a_residual_stream_goes_as_one_when_coupled() -> None:

@@ -11,7 +11,7 @@ index arithmetic on one boolean vector, `pruned[unit]`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,6 +24,7 @@ from growprune.running import call, copied, leaves, placed, tensors, whole_opera
 from growprune.trace import FIXED, INPUT, Role, Trace, Tracer
 
 Granularity = Literal["filter", "weight"]
+READ, RETURNED = "added to the model's input", "the model's output"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Groups:
     `grouped`: for each grouped convolution or group norm (by its weight) the units of the channels it takes in, from
     which its new number of groups follows. `norms`: the batch norm (by its running mean) that takes in a layer's output
     directly; `biases`: each layer's own bias. `positions`: how often one forward uses each weight of a layer. `order`:
-    all layers, prunable or not.
+    all layers, prunable or not. `stays`: those of them that lose no filter whatever the ratios, and why.
     """
 
     layers: tuple[Layer, ...]
@@ -79,6 +80,7 @@ class Groups:
     positions: dict[str, int]
     order: tuple[str, ...]
     granularity: Granularity
+    stays: dict[str, str] = field(default_factory=dict)
 
     @property
     def units(self) -> int:
@@ -161,6 +163,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
     for t in tree_leaves(example_input):
         if isinstance(t, Tensor):
             tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
+    tracer.running = READ
     tracer.pin(torch.tensor([INPUT]))
     try:
         with whole_operators(model), tracer:
@@ -169,6 +172,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
         raise
     except Exception as error:
         raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
+    tracer.running = RETURNED
     for t in leaves(output):
         tracer.pin(tracer.of(t))
     if {name for name, _ in model.named_parameters()} - {name for name, _ in tracer.trace.labels}:
@@ -191,6 +195,7 @@ def trace_training(model: nn.Module, example_input: Any, tracer: Tracer) -> None
             output = call(model.train(), double)
     except Exception:
         return
+    tracer.running = RETURNED
     for t in leaves(output):
         tracer.pin(tracer.of(t))
 
@@ -230,14 +235,19 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
     stages = stage_of_layers(found, classes)
     unit_of = torch.full((found.count,), -1)
     layers: list[Layer] = []
+    whole, fixed_by = dict[str, str](), found.fixed_by()
     start = 0
     for index, (tensor, stem) in enumerate(first_uses(found)):
         dim = made_dim(found, tensor)
-        own = torch.unique(classes[found.labels[tensor, dim]])
-        own = own[~stays[own] & (unit_of[own] < 0)]
+        labels = found.labels[tensor, dim]
+        every = torch.unique(classes[labels])
+        own = every[~stays[every] & (unit_of[every] < 0)]
         alone = stem and not bool(tied[own].any())  # a stem that is part of a residual stream goes as the stream does
         if len(own) == 0 or (alone and not with_stem):
             stays[own] = True
+            if bool((unit_of[every] < 0).all()):
+                by = next((by for label in labels.tolist() if (by := fixed_by[label])), None)
+                whole[layer_name(tensor)] = why_whole(by, tensor in untouched, len(own) > 0, bool(tied[every].any()))
             continue
         unit_of[own] = torch.arange(start, start + len(own))
         stage = 1 if stem and not alone else stages[tensor]
@@ -256,7 +266,22 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         positions=positions(found),
         order=tuple(layer_name(tensor) for tensor, _ in first_uses(found)),
         granularity="filter",
+        stays=whole,
     )
+
+
+def why_whole(fixed_by: str | None, ignored: bool, stem: bool, tied: bool) -> str:
+    """Why a layer loses no filter."""
+    if ignored:
+        return "ignored"
+    if fixed_by in (READ, RETURNED):
+        return str(fixed_by)
+    if fixed_by:
+        operator = fixed_by.removeprefix("aten::").partition(".")[0]
+        return "added to what no layer makes" if operator == "add" else f"{operator}() needs all of its channels"
+    if stem:
+        return "it reads the input; ratios by list or by name let it go"
+    return "added to what other layers make; coupled=True lets it go" if tied else "tied to a layer that stays"
 
 
 def first_uses(found: Trace) -> list[tuple[str, bool]]:

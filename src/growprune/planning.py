@@ -29,12 +29,12 @@ def plan(
             f"{asked_for}: {error}; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"
         ) from error
     asked: Ratios = ratios if ratios is not None else 0.0 if times is None else Speedup(times)
-    widths, skipped = {}, {}
+    widths, skipped, stays = {}, {}, {}
     try:
         pruner = Pruner(model, example, schedule=OneShot(), ratios=asked)
         after = measure(pruner.compact(), example)
         widths = {layer: [len(kept), int(kept.sum())] for layer, kept in pruner.masks().items()}
-        asked, skipped = pruner.spec, pruner.skipped
+        asked, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
     except GrowpruneError:
         if ratios is not None or times is not None:  # without a plan, that nothing can be pruned is no error
             raise
@@ -48,6 +48,7 @@ def plan(
         "sparsity": 1 - after.params / before.params,
         "widths": widths,
         "skipped": skipped,
+        "stays": stays,
     }
 
 

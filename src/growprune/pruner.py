@@ -38,7 +38,8 @@ class Pruner:
 
     `example_input`: a tensor, a tuple or list of arguments, or a dict of keyword arguments; a batch of one will do.
     `ignore`: layers never touched, by name or module, so that what they read stays too. `seed`: of the random one.
-    `skipped` says afterwards which layers the model's own code keeps from being pruned, and why.
+    `skipped` says afterwards which layers the model's own code keeps from being pruned, and why; `stays` says so of all
+    layers that lose no filter whatever the ratios.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Pruner:
         found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
         self.skipped = proof.unprovable(self.model, found, example_input)
         self.groups: Groups = found.without(self.skipped)
+        self.stays = {**self.groups.stays, **self.skipped}
         if granularity == "filter" and not found.layers:
             checks.unheld(self.model)
         if self.skipped and not self.groups.layers:
@@ -359,6 +361,8 @@ class Pruner:
             removal.calibrate(small, calibrate)
         if optimizer is not None:
             removal.follow(optimizer, self.model, small, self.groups, self._pruned)
+        if self._optimizer is not None and self._optimizer is not optimizer:
+            removal.left_behind(self._optimizer)
         self.detach()
         return small
 

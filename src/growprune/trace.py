@@ -56,11 +56,22 @@ class Trace:
     pinned: set[str] = field(default_factory=set)
     norms: dict[str, str] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)
+    fixed: list[tuple[Tensor, str]] = field(default_factory=list)
 
-    def components(self, additions: bool = True) -> Tensor:
-        """The class of every label, ties followed to their end (with or without those that additions made)."""
+    def components(self, additions: bool = True, fixed: bool = True) -> Tensor:
+        """The class of every label, ties followed to their end (with or without those that additions made, and those to
+        what stays)."""
         edges = [*self.joins, *(self.additions if additions else ())]
-        return connected(self.count, torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.long))
+        every = torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.long)
+        return connected(self.count, every if fixed else every[:, (every != FIXED).all(0)])
+
+    def fixed_by(self) -> list[str | None]:
+        """For every label what first fixed it, or a label tied to it."""
+        classes, first = self.components(fixed=False), dict[int, str]()
+        for labels, by in self.fixed:
+            for label in torch.unique(classes[labels]).tolist():
+                first.setdefault(label, by)
+        return [first.get(label) for label in classes.tolist()]
 
 
 def connected(count: int, edges: Tensor) -> Tensor:
@@ -105,6 +116,7 @@ class Tracer(TorchDispatchMode):
         self.trace = Trace()
         self.rules = rules
         self.first = True  # a second run, in training mode, only ties what it meets
+        self.running = ""
         self.names = {id(t): name for name, t in tensors(model).items()}
 
     def __torch_dispatch__(
@@ -116,6 +128,7 @@ class Tracer(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
+        self.running = func.name()
         if rule is not None:
             rule(self, func, args, kwargs, out)
         else:
@@ -181,6 +194,8 @@ class Tracer(TorchDispatchMode):
             if edges.shape[1] > 1024:
                 edges = torch.unique(edges, dim=1)
             (self.trace.additions if by_addition else self.trace.joins).append(edges)
+            if bool((stays := (edges == FIXED).any(0)).any()):
+                self.trace.fixed.append((edges[:, stays].amax(0), self.running))
 
     def pin(self, labels: Tensor) -> None:
         """These channels stay."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich import box
@@ -13,6 +13,8 @@ from rich.text import Text
 from growprune.report import amount
 
 Result = Mapping[str, Any]
+SHOWN = 4
+"""Names of layers in a line."""
 
 
 def table(*head: str) -> Table:
@@ -129,7 +131,22 @@ def plan_table(result: Result) -> Group:
         for layer, (full, left) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full), str(left), f"{full / left:.2f}×")
     left_alone = [Text(f"{layer} is left alone: {reason}") for layer, reason in result["skipped"].items()]
-    return Group(Text(head, style="bold"), shown, *left_alone)
+    return Group(Text(head, style="bold"), shown, *map(Text, whole(result)), *left_alone)
+
+
+def whole(result: Result) -> Iterator[str]:
+    """Layers that lose no filter whatever the ratios, by why.
+
+    >>> list(whole({"skipped": {"a": "?"}, "stays": {"a": "?", "b": "ignored", "c": "ignored", "d": "the output"}}))
+    ['2 stay whole, ignored: b, c', '1 stays whole, the output: d']
+    """
+    reasons: dict[str, list[str]] = {}
+    for layer, why in result["stays"].items():
+        if layer not in result["skipped"]:
+            reasons.setdefault(why, []).append(layer)
+    for why, layers in reasons.items():
+        shown = ", ".join(layers[:SHOWN]) + (f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else "")
+        yield f"{len(layers)} {'stays' if len(layers) == 1 else 'stay'} whole, {why}: {shown}"
 
 
 def eval_table(result: Result) -> Group:
