@@ -1017,12 +1017,16 @@ def test_a_network_is_measured_without_a_plan() -> None:
 def test_measure_takes_functions_of_a_users_own() -> None:
     code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5, "--json")
     assert (code, document(out)["widths"]) == (0, {"2": [8, 4]})
+    assert list(document(out)["stays"]) == ["0", "4"]
+    code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5)
+    assert "1 stays whole (it makes what the model returns): 4" in out
     assert growprune_says("measure", "--model", "test_cli:asking", "--num-classes", 5)[0] == 0
 
 
 def test_a_network_that_cannot_be_pruned_is_measured_all_the_same() -> None:
     code, out, _ = growprune_says("measure", "--model", "test_cli:fixed")
     assert (code, re.findall(r"parameters +(\d+)", out)) == (0, ["808"])
+    assert "stays whole (" in out
     code, _, err = growprune_says("measure", "--model", "test_cli:fixed", "--ratios", 0.5)
     assert (code, err.startswith("growprune: no layer of this model can be pruned")) == (2, True)
 

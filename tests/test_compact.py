@@ -2,7 +2,6 @@
 
 import copy
 import io
-import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -750,29 +749,76 @@ def test_calibration_takes_several_inputs() -> None:
 # -- the optimizer goes on ---------------------------------------------------------------------------------------------
 
 
-def test_an_optimizer_left_behind_says_so_once() -> None:
-    """It would train the larger network, which nobody looks at any more."""
+def test_an_averaged_copy_is_cut_like_its_network() -> None:
+    """As docs/method.md has it: the twin removes the very filters that the first pruner picked, by other weights."""
+    net = create("resnet20", 10)
+    ema = torch.optim.swa_utils.AveragedModel(net)
+    with torch.no_grad():
+        for p in ema.module.parameters():
+            p.add_(torch.randn_like(p))  # by its own norms it would pick others
+    first, twin = (gp.Pruner(each, IMAGE, schedule=gp.OneShot()) for each in (net, ema.module))
+    assert any(not torch.equal(a, b) for a, b in zip(first.masks().values(), twin.masks().values(), strict=True))
+    twin.load_state_dict(first.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(first.masks().values(), twin.masks().values(), strict=True))
+    small, small_ema = first.compact(), twin.compact(calibrate=[IMAGE])
+    assert {n: t.shape for n, t in small.state_dict().items()} == {
+        n: t.shape for n, t in small_ema.state_dict().items()
+    }
+    kept = first.masks()["layer1.0.conv1"]
+    assert torch.equal(small_ema.layer1[0].conv1.weight, ema.module.layer1[0].conv1.weight[kept])
+
+
+def pushed() -> tuple[nn.Module, gp.Pruner, torch.optim.Optimizer]:
     net = create("resnet20", 10)
     pruner, optimizer = gp.Pruner(net, IMAGE, schedule=SHORT), torch.optim.SGD(net.parameters(), lr=0.1)
     pruner.attach(optimizer)
     while not pruner.done:
         optimizer.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # nothing was pushed here
-        pruner.compact()
+    return net, pruner, optimizer
+
+
+HARDLY = pytest.mark.filterwarnings("ignore:compact. the push has ended")
+"""These networks are not trained, so nothing is pushed."""
+
+
+@HARDLY
+def test_an_optimizer_left_behind_says_so_once() -> None:
+    """It would train the larger network, which nobody looks at any more."""
+    _, pruner, optimizer = pushed()
+    pruner.compact()
+    optimizer.register_step_pre_hook(lambda *_: None)  # hooks that come later are no obstacle
     with pytest.warns(UserWarning, match="before compact.*make a new one") as told:
         optimizer.step()
     assert told[0].filename == __file__
     optimizer.step()
 
 
+@HARDLY
 def test_an_optimizer_that_went_along_is_not_left_behind() -> None:
-    net = create("resnet20", 10)
-    pruner, optimizer = gp.Pruner(net, IMAGE, schedule=SHORT), torch.optim.SGD(net.parameters(), lr=0.1)
-    pruner.attach(optimizer)
-    with pytest.warns(UserWarning, match="cut off all the same"):
-        pruner.compact(optimizer=optimizer)
-    optimizer.step()
+    """At once, at a second try, or by its owner's own hands."""
+    for way in ("at once", "then", "by hand"):
+        _, pruner, optimizer = pushed()
+        small = pruner.compact(optimizer=optimizer if way == "at once" else None)
+        if way == "then":
+            pruner.compact(optimizer=optimizer)
+        elif way == "by hand":
+            optimizer.param_groups.clear()
+            optimizer.add_param_group({"params": list(small.parameters())})
+        optimizer.step()
+
+
+@HARDLY
+def test_an_optimizer_that_pushes_on_is_not_left_behind() -> None:
+    """A look at the smaller network, and on with the larger; then it is left behind for good."""
+    net, pruner, optimizer = pushed()
+    pruner.compact()
+    again = gp.Pruner(net, IMAGE, schedule=SHORT)
+    again.attach(optimizer)
+    while not again.done:
+        optimizer.step()
+    again.compact()
+    with pytest.warns(UserWarning, match="before compact"):
+        optimizer.step()
 
 
 class PreActivated(nn.Module):

@@ -1,12 +1,14 @@
 """Real architectures: each family of torchvision's classifiers is traced whole, pruned, and proved on a small image."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torchvision import models as zoo
 
 import growprune as gp
-from growprune.groups import trace
+from growprune.groups import build, layer_name, trace
 
 FAMILIES = {
     "convnext_tiny": (64, 18),
@@ -46,7 +48,11 @@ def test_family_is_pruned_and_proved(name: str) -> None:
     assert not pruner.skipped
     assert len(pruner.groups.layers) >= layers
     assert not set(pruner.stays) & {layer.name for layer in pruner.groups.layers}
-    assert set(pruner.stays) < set(pruner.groups.order)
+    losing = {layer_name(s.tensor) for s in pruner.groups.of_role("filter")}
+    assert losing | set(pruner.stays) == set(pruner.groups.order)
+    coupled = build(model, x, coupled=True)
+    promised = {name for name, why in pruner.stays.items() if "coupled=True" in why}
+    assert promised <= {layer_name(s.tensor) for s in coupled.of_role("filter")}
     small = pruner.compact()
     assert type(small) is type(model)
     assert gp.speedup(gp.measure(model, x), gp.measure(small, x)) > 1.15
@@ -130,20 +136,71 @@ def test_layers_that_stay_whole_say_why() -> None:
     model, x = Everything(), torch.randn(1, 3, 4, 4)
     pruner = gp.Pruner(model, x, gp.OneShot(), ignore=["kept"])
     assert [layer.name for layer in pruner.groups.layers] == ["inner", "free"]
-    tied = "added to what other layers make; coupled=True lets it go"
     assert pruner.stays == {
-        "stem": "it reads the input; ratios by list or by name let it go",
-        "depthwise": "tied to a layer that stays",
-        "stream": tied,
-        "again": tied,
-        "kept": "ignored",
+        "stem": "it reads the input (ratios by list or by name let it go)",
+        "depthwise": "it is tied to a layer that stays",
+        "stream": "what is ignored belongs to it, or reads it",
+        "again": "what is ignored belongs to it, or reads it",
+        "kept": "it is ignored",
         "split": "chunk() needs all of its channels",
-        "padded": "added to what no layer makes",
-        "head": "the model's output",
+        "padded": "it is added to what no layer makes",
+        "head": "it makes what the model returns",
     }
+    tied = "it is added to what other layers make (coupled=True lets it go)"
+    free = gp.Pruner(model, x, gp.OneShot())
+    assert {name for name, why in free.stays.items() if why == tied} == {"stream", "again"}
     coupled = gp.Pruner(model, x, gp.OneShot(), coupled=True, ratios={"stem": 0.5, "inner": 0.5})
     assert set(coupled.stays) == {"split", "padded", "head"}
     assert gp.Pruner(model, x, gp.OneShot(), granularity="weight").stays == {}
+    assert set(gp.Pruner(model, x, gp.OneShot(), granularity="weight", ignore=["kept"]).stays) == {"kept"}
+
+
+class Tied(nn.Module):
+    """Its first layer gates the input, its second is also used as a number, its third is returned in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.b, self.c = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 1), nn.Conv2d(4, 5, 1)
+        self.d, self.head, self.extra = nn.Conv2d(5, 6, 1), nn.Linear(6, 2), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.c(self.b(x * torch.sigmoid(self.gate(x))) * self.b.weight.norm())
+        last = self.d(x).mean((2, 3))
+        return (self.head(last), self.extra(last), x) if self.training else self.head(last)
+
+
+def test_other_reasons_to_stay() -> None:
+    stays = gp.Pruner(Tied(), torch.randn(2, 3, 4, 4), gp.OneShot()).stays
+    assert stays == {
+        "gate": "it is tied to the model's input",
+        "b": "a tensor of it is used as a whole",
+        "c": "it makes what the model returns",
+        "head": "it makes what the model returns",
+    }
+
+
+def test_what_hangs_on_a_layer_given_up_on_trial_stays_too() -> None:
+    class Hung(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1)
+            self.dw, self.fc = nn.Conv2d(8, 8, 1, groups=8), nn.Linear(8 * 16, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.dw(self.c(self.b(self.a(x)))).view(-1, 128))
+
+    with pytest.warns(UserWarning, match="1 layers stay"):
+        pruner = gp.Pruner(Hung(), torch.randn(1, 3, 4, 4), gp.OneShot())
+    assert list(pruner.skipped) == ["c"]
+    assert pruner.stays["c"] == pruner.skipped["c"]
+    assert pruner.stays["dw"] == "it is tied to a layer that stays"
+    assert set(pruner.stays) == {"a", "c", "dw", "fc"}
+
+
+def test_that_no_layer_can_go_is_said_with_the_reasons() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2))
+    with pytest.raises(gp.GrowpruneError, match=r"1 stay whole since it reads the input .* \(0\), 1 since it makes"):
+        gp.Pruner(model, torch.randn(1, 3, 2, 2), gp.OneShot())
 
 
 def test_a_residual_stream_goes_as_one_when_coupled() -> None:

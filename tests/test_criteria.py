@@ -236,31 +236,160 @@ def test_obd_with_targets_that_are_probabilities() -> None:
     assert_scores(scored(net, gp.OBD([(x, whole)])), scored(net, gp.OBD([(x, y)])), rtol=1e-6)
 
 
-def test_obd_of_a_loss_that_does_not_bend_is_nothing() -> None:
+@pytest.mark.parametrize("loss", [F.l1_loss, lambda out, y: out.mean()], ids=["l1", "mean"])
+def test_obd_refuses_a_loss_that_does_not_bend(loss: Any) -> None:
+    """All scores would be zero, and what goes a matter of order."""
+    x, _ = BATCHES[0]
+    with pytest.raises(gp.GrowpruneError, match="does not curve"):
+        gp.OBD([(x, torch.ones(len(x), 3).double())], loss=loss).collect(seeded(MLP), x)
+
+
+@pytest.mark.parametrize("loss", [F.nll_loss, nn.NLLLoss()], ids=["function", "module"])
+def test_obd_after_a_log_softmax_is_that_of_cross_entropy(loss: Any) -> None:
     net, (x, y) = seeded(MLP), BATCHES[0]
-    found = gp.OBD([(x, y)], loss=lambda out, y: out.mean()).collect(net, x)
-    assert all(float(h.abs().max()) == 0 for h in found.values())
+    logged = nn.Sequential(net, nn.LogSoftmax(1))
+    found = gp.OBD([(x, y)], loss=loss).collect(logged, x)
+    expected = gp.OBD([(x, y)]).collect(net, x)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[f"0.{name}"], value, rtol=1e-9, atol=1e-15)
 
 
-def test_obd_refuses_outputs_it_cannot_bend() -> None:
-    class Wide(nn.Module):
+def test_obd_counts_no_class_that_the_loss_passes_over() -> None:
+    """By the loss's own number; a batch of nothing else counts nothing."""
+    net, (x, y) = seeded(MLP), BATCHES[0]
+    seven = torch.cat([y, torch.full_like(y, 7)])
+    found = gp.OBD([(torch.cat([x, 2 * x]), seven)], loss=nn.CrossEntropyLoss(ignore_index=7), probes=3000).collect(
+        net, x
+    )
+    exact = gauss_newton(net, x, y, F.cross_entropy).diagonal()
+    torch.testing.assert_close(torch.cat([t.flatten() for t in found.values()]), exact, rtol=0.15, atol=1e-9)
+    half = gp.OBD([(x, y), (x, torch.full_like(y, -100))]).collect(net, x)
+    whole = gp.OBD([(x, y)]).collect(net, x)
+    torch.testing.assert_close(2 * half["fc2.weight"], whole["fc2.weight"])
+
+
+class Two(nn.Module):
+    """Two outputs, and one that counts; what is last in the second bends downwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.fc2(torch.tanh(self.fc1(x)))
+        return {"a": out[:, :1], "b": out[:, 1:3], "c": out[:, 3:], "n": torch.arange(len(x))}
+
+
+def test_obd_of_several_outputs_one_of_which_bends_downwards() -> None:
+    net, x = seeded(Two).double(), batch((5, 3), 2)[0]
+
+    def loss(out: Any, y: Any) -> Tensor:
+        up: Tensor = (out["a"].square().sum(1) + out["b"].pow(4).sum(1) + out["a"][:, 0] * out["b"][:, 0]).mean()
+        return up - (out["c"].square()).mean()
+
+    class Joined(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.fc = nn.Linear(2, 5000)
+            self.net = net
 
         def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.fc(x)
-            return out
+            out = self.net(x)
+            return torch.cat([out["a"], out["b"], out["c"]], 1)
 
-    class Odd(Wide):
-        def forward(self, x: Tensor) -> Any:
-            return SimpleNamespace(out=self.fc(x))
+    at = Joined()(x).detach()
+    jacobian = torch.autograd.functional.jacobian(
+        lambda *own: torch.func.functional_call(
+            Joined(), dict(zip(dict(Joined().named_parameters()), own, strict=True)), (x,)
+        ),
+        tuple(net.parameters()),
+    )
+    flat = torch.cat([j.flatten(2) for j in jacobian], 2)
+    exact = torch.zeros(flat.shape[2], dtype=torch.double)
+    for i in range(len(x)):
+        parts = lambda o: loss({"a": o[None, :1], "b": o[None, 1:3], "c": o[None, 3:]}, None) / len(x)  # noqa: E731
+        values, vectors = torch.linalg.eigh(torch.autograd.functional.hessian(parts, at[i]))
+        bend = vectors @ values.clamp(min=0).diag() @ vectors.T
+        exact += (flat[i].T @ bend @ flat[i]).diagonal()
+    found = gp.OBD([(x, x)], loss=loss, probes=4000).collect(net, x)
+    torch.testing.assert_close(torch.cat([t.flatten() for t in found.values()]), exact, rtol=0.2, atol=1e-6)
 
-    x = torch.ones(1, 2)
-    with pytest.raises(gp.GrowpruneError, match="4,096 outputs a sample at most, not 5,000"):
-        gp.OBD([(x, x)], loss=lambda out, y: out.square().mean()).collect(Wide(), x)
-    with pytest.raises(gp.GrowpruneError, match="not SimpleNamespace"):
-        gp.OBD([(x, x)], loss=lambda out, y: out.out.square().mean()).collect(Odd(), x)
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_obd_in_half_precision_does_not_vanish(dtype: torch.dtype) -> None:
+    """A network that is very sure: squares of its gradients are below what half precision holds."""
+    net = seeded(MLP).float()
+    with torch.no_grad():
+        net.fc3.weight.mul_(6)
+    x, y = BATCHES[0][0].float(), BATCHES[0][1]
+    exact = gp.OBD([(x, y)], probes=20).collect(net, x)
+    found = gp.OBD([(x.to(dtype), y)], probes=20).collect(copy.deepcopy(net).to(dtype), x.to(dtype))
+    for name, value in found.items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, exact[name], rtol=0.3, atol=float(exact[name].max()) * 0.05)
+    for loss in (half_and_half, nn.CrossEntropyLoss(weight=torch.ones(3))):
+        gp.OBD([(x.to(dtype), y)], loss=lambda o, y, loss=loss: loss(o.float(), y)).collect(net.to(dtype), x.to(dtype))
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 5000)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.fc(x)
+
+
+class Odd(Wide):
+    def forward(self, x: Tensor) -> Any:
+        return SimpleNamespace(out=self.fc(x))
+
+
+ONES = torch.ones(3, 2)
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "too wide": (Wide(), gp.OBD([(ONES, ONES)], loss=lambda o, y: o.square().mean()), "4,096 outputs a sample at most"),
+    "no tensor": (Odd(), gp.OBD([(ONES, ONES)], loss=lambda o, y: o.out.mean()), "no tensor to differentiate"),
+    "samples last": (
+        nn.Linear(2, 4),
+        gp.OBD([(ONES, ONES)], loss=lambda o, y: o[:, :4].T.softmax(1).square().mean()),
+        "samples",
+    ),
+    "root of a mean": (
+        nn.Linear(2, 4),
+        gp.OBD([(ONES, ONES)], loss=lambda o, y: o[:, :4].square().mean().sqrt()),
+        "touch",
+    ),
+    "lengths": (
+        Two(),
+        gp.OBD([(torch.ones(3, 3), 0)], loss=lambda o, y: o["a"].square().mean() * o["b"][0].square().mean()),
+        "touch",
+    ),
+    "no batch": (
+        nn.Sequential(nn.Linear(2, 3), nn.Flatten(0)),
+        gp.OBD([(torch.ones(1, 2), torch.tensor([1]))]),
+        "1 dimensions",
+    ),
+    "classes": (nn.Linear(2, 3), gp.OBD([(ONES, torch.tensor([0, 1, 255]))]), "classes from 0 to 2"),
+    "shape": (nn.Linear(2, 3), gp.OBD([(ONES, torch.tensor([0, 1]))]), "classes from 0 to 2"),
+    "none": (
+        nn.Linear(2, 3),
+        gp.OBD([(ONES, torch.tensor([0, 1, 2]))], loss=nn.CrossEntropyLoss(reduction="none")),
+        "one number",
+    ),
+    "triples": (nn.Linear(2, 3), gp.OBD([(ONES, ONES, ONES)]), "pairs"),  # type: ignore[list-item]
+    "no loss": (nn.Linear(2, 3), gp.Taylor([(ONES, torch.tensor([0, 1, 2]))], loss="mse"), "TypeError"),  # type: ignore[arg-type]
+    "dict": (Two(), gp.OBD([(torch.ones(3, 3), torch.tensor([0, 1, 2]))]), "TypeError"),
+    "dict, alone": (Two(), gp.Taylor(), "give batches and a loss"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.filterwarnings("ignore:without batches")
+def test_criteria_refuse_in_one_line(case: str) -> None:
+    net, criterion, word = REFUSED[case]
+    with pytest.raises(gp.GrowpruneError) as found:
+        criterion.collect(net, torch.ones(2, 3) if case == "dict, alone" else ONES)
+    assert word in str(found.value)
+    assert "\n" not in str(found.value)
 
 
 def test_obd_is_seeded_and_more_probes_are_other_probes() -> None:

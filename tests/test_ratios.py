@@ -219,17 +219,17 @@ def test_a_huge_range_costs_nothing_to_refuse() -> None:
 # One ratio over all layers.
 
 
-def least_anywhere(score: dict[str, Tensor], asked: float, at_most: float) -> dict[str, Tensor]:
+def least_anywhere(score: dict[str, Tensor], asked: float, at_most: float | None) -> dict[str, Tensor]:
     """By hand: what stays when the least of all go, but each layer's best stay."""
     every = sorted((float(value), name, i) for name, values in score.items() for i, value in enumerate(values))
     going = {(name, i) for _, name, i in every[: min(math.ceil(Fraction(repr(asked)) * len(every)), len(every) - 1)]}
     for name, values in score.items():
-        most = math.floor(Fraction(repr(max(at_most, asked))) * len(values))
+        most = math.floor(Fraction(repr(max(0.95, asked) if at_most is None else at_most)) * len(values))
         going -= {(name, int(i)) for i in values.argsort()[min(most, len(values) - 1) :]}
     return {name: torch.tensor([(name, i) not in going for i in range(len(score[name]))]) for name in score}
 
 
-@pytest.mark.parametrize("at_most", [0.5, 0.95, 1.0])
+@pytest.mark.parametrize("at_most", [None, 0.0, 0.5, 1.0])
 @pytest.mark.parametrize("asked", [0.0, 0.01, 0.3, 0.5, 0.77, 0.9, 0.97, 0.999])
 @pytest.mark.parametrize("sign", [1, -1], ids=["l1", "negative"])
 def test_global_takes_the_least_scores_anywhere_and_of_no_layer_too_many(
@@ -268,6 +268,45 @@ def test_global_over_single_weights() -> None:
     assert sum(lost(pruner).values()) == math.ceil(Fraction("0.6") * len(rest))
     mask = torch.cat([pruner.masks()["fc2"].flatten(), pruner.masks()["fc3"].flatten()])
     assert float(rest[~mask].max()) < float(rest[mask].min())
+
+
+def test_global_takes_nearly_all_of_a_layers_single_weights_unless_told() -> None:
+    """A layer whose weights are the least of all; those of the stem do not count, however bad they are."""
+    net = seeded(MLP)
+    with torch.no_grad():
+        net.fc2.weight.mul_(1e-3)
+    x = batch((2, 5), 3)[0]
+    size = net.fc2.weight.numel()
+    assert lost(plan(gp.Global(0.7), net, x, granularity="weight"))["fc2"] == size - 1
+    assert lost(plan(gp.Global(0.7, at_most=0.5), net, x, granularity="weight"))["fc2"] == size // 2
+    endless = plan(gp.Global(0.7), net, x, granularity="weight", criterion=lambda w: w.abs().sum(1) * torch.inf)
+    assert lost(endless)["fc1"] == 0
+    alone = plan(gp.Global(0.1), nn.Linear(4, 3).double(), torch.ones(1, 4).double(), granularity="weight")
+    assert sum(lost(alone).values()) == 0
+
+
+def test_global_leaves_layers_alone_that_lose_nothing() -> None:
+    """Also GReg-2, which shrinks them all while it picks: afterwards they have no -γ, and nobody counts them."""
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), *(nn.Conv2d(8, 8, 1) for _ in range(3)), nn.Conv2d(8, 2, 1)))
+    with torch.no_grad():
+        net[2].weight.mul_(1e-3)
+    schedule = gp.GReg2(delta_lambda=0.1, delta_lambda_pick=0.1, tau_pick=0.25, tau=0.5, ku=1, ks=2, gamma=0.5)
+    pruner = gp.Pruner(net, batch((2, 3, 4, 4), 2)[0], schedule, ratios=gp.Global(0.25))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    sizes = []
+    while not pruner.done:
+        optimizer.zero_grad()
+        net(batch((2, 3, 4, 4), 2)[0]).sum().mul(0).backward()
+        optimizer.step()
+        sizes.append([float(layer.weight.detach().norm()) for layer in net])
+    picked = schedule.pick_step
+    assert lost(pruner) == {"1": 0, "2": 6, "3": 0}
+    assert sizes[picked - 1][1] < sizes[0][1]
+    assert [sizes[-1][i] for i in (1, 3)] == [sizes[picked - 1][i] for i in (1, 3)]
+    assert sizes[-1][2] < sizes[picked - 1][2]
+    assert list(pruner.separation()) == ["2"]
+    assert "6 of 24 filters go in 1 layers" in repr(pruner)
 
 
 # Speed-ups.

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -455,3 +456,25 @@ def test_any_safetensors_reader_can_read_it(file: Path) -> None:
     small = tiny()
     found = safetensors.torch.load_file(file)
     assert all(torch.equal(found[name], value) for name, value in small.state_dict().items())
+
+
+def test_what_a_file_of_tensors_would_lose_is_refused(tmp_path: Path) -> None:
+    """A quantised layer keeps its weights in an object, and a module may have a state of its own."""
+
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return torch.tensor(7)
+
+        def set_extra_state(self, state: Any) -> None:
+            raise NotImplementedError
+
+    path = tmp_path / "net"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has another way to quantise by now
+        quantised = torch.ao.quantization.quantize_dynamic(
+            nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 2, 1)), {nn.Linear}
+        )
+    for net, name in ((quantised, "0._packed_params"), (nn.Sequential(Counting(2, 2)), "0._extra_state")):
+        with pytest.raises(gp.GrowpruneError, match=f"'{name}.*would be lost"):
+            gp.save(net, path)
+        assert not path.exists()

@@ -10,7 +10,6 @@ The model is never changed in place but by `hold`; `cut` works on a copy.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -325,20 +324,6 @@ def rezero(module: nn.Module, _: Any) -> None:
 def zeroed(weight: Any, grad: Tensor) -> Tensor:
     mask = HELD.get(weight())
     return grad if mask is None else grad.masked_fill(~mask, 0.0)
-
-
-def left_behind(optimizer: torch.optim.Optimizer) -> None:
-    """Tell, once, whoever goes on with an optimizer that trains the larger network only."""
-
-    def before_step(*_: Any) -> None:
-        hook.remove()
-        warnings.warn(
-            "this optimizer holds the parameters of before compact(): it does not train the smaller network, and "
-            "nothing is pushed any more; call compact(optimizer=...) with it, or make a new one",
-            stacklevel=3,
-        )
-
-    hook = optimizer.register_step_pre_hook(before_step)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -109,7 +109,7 @@ class Prune(Config):
     )  # fmt: skip
     speedup: float | None = option(None, "Instead of ratios: how many times fewer MACs.", PRUNE, above=1)
     global_ratio: float | None = option(
-        None, "Instead of ratios: one over all layers together; none loses more than 95 %.", PRUNE, above=0, below=1
+        None, "Instead of ratios: one over all layers together (at most 95 % of any).", PRUNE, above=0, below=1
     )
     scope: Literal["filter", "path"] = option("filter", "What the penalty touches (the paper's is filter)", PRUNE)
     coupled: bool = option(False, "Also prune filters tied by residual additions, together.", PRUNE)

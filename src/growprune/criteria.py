@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from growprune import curvature
 from growprune.curvature import Loss
-from growprune.errors import GrowpruneError, nearest
+from growprune.errors import GrowpruneError, line, nearest
 from growprune.groups import Groups, Layer
 from growprune.running import call, copied, tensors
 
@@ -84,7 +84,9 @@ class Taylor(Criterion):
 class OBD(Criterion):
     """½Σ h·w²: the second-order change of the loss, with the diagonal h of its curvature (Optimal Brain Damage).
 
-    `probes` random estimates of h on every batch (`curvature`). `batches` as for Taylor; `loss` is a mean over samples.
+    `batches` as for Taylor. `loss` takes the model's output and the target and is a mean over samples, which come
+    first in the outputs; it curves in them, so the model returns logits or log-probabilities, and not the loss itself.
+    `probes` random estimates of h are made on every batch (`curvature`).
     """
 
     batches: Batches | None = None
@@ -104,10 +106,17 @@ class OBD(Criterion):
             total: dict[str, Tensor] = {}
             for _ in range(self.probes):
                 found = gradients(curvature.probe(self.loss, output, y, generator), net, retain_graph=True)
-                total = {name: total.get(name, 0) + g.square() / self.probes for name, g in found.items()}
+                for name, g in found.items():
+                    total[name] = total.get(name, 0) + curvature.exact(g).square() / self.probes
             return total
 
-        return average(self.batches, model, example_input, diagonal)
+        found = average(self.batches, model, example_input, diagonal)
+        if not any(bool(h.any()) for h in found.values()):
+            raise GrowpruneError(
+                "criterion: this loss does not curve in the model's outputs, so OBD cannot tell its filters apart: let "
+                "the model return logits, and take cross-entropy, or use taylor"
+            )
+        return found
 
     def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
         assert extra is not None
@@ -241,12 +250,27 @@ def average(
             stacklevel=2,
         )
         with torch.no_grad():
-            batches = [(example_input, call(net, example_input).argmax(1))]
+            own = call(net, example_input)
+        if not isinstance(own, Tensor) or own.dim() < 2:
+            raise GrowpruneError(
+                "criterion: without batches the model must return a score a class; give batches and a loss"
+            )
+        batches = [(example_input, own.argmax(1))]
     total: dict[str, Tensor] = {}
     number = 0
-    for x, y in batches:
-        x, y = (t.to(device) if isinstance(t, Tensor) else t for t in (x, y))
-        for name, value in measured(net, x, y).items():
+    for pair in batches:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise GrowpruneError(f"criterion: batches must give (input, target) pairs, not {type(pair).__name__}")
+        x, y = (t.to(device) if isinstance(t, Tensor) else t for t in pair)
+        try:
+            found = measured(net, x, y)
+        except (GrowpruneError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise GrowpruneError(
+                f"criterion: model and loss fail on a batch: {type(error).__name__}: {line(error)}"
+            ) from error
+        for name, value in found.items():
             total[name] = total[name] + value.detach() if name in total else value.detach()
         number += 1
     if number == 0:

@@ -10,7 +10,7 @@ index arithmetic on one boolean vector, `pruned[unit]`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,7 +24,10 @@ from growprune.running import call, copied, leaves, placed, tensors, whole_opera
 from growprune.trace import FIXED, INPUT, Role, Trace, Tracer
 
 Granularity = Literal["filter", "weight"]
-READ, RETURNED = "added to the model's input", "the model's output"
+RETURNED = "it makes what the model returns"
+IGNORED, NEAR_IGNORED = "it is ignored", "what is ignored belongs to it, or reads it"
+USED_WHOLE = "a tensor of it is used as a whole"
+TIED = "it is tied to a layer that stays"
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Groups:
     `grouped`: for each grouped convolution or group norm (by its weight) the units of the channels it takes in, from
     which its new number of groups follows. `norms`: the batch norm (by its running mean) that takes in a layer's output
     directly; `biases`: each layer's own bias. `positions`: how often one forward uses each weight of a layer. `order`:
-    all layers, prunable or not. `stays`: those of them that lose no filter whatever the ratios, and why.
+    all layers, prunable or not. `stays`: those of them that lose nothing in any case, and why.
     """
 
     layers: tuple[Layer, ...]
@@ -94,8 +97,8 @@ class Groups:
     def of_role(self, *roles: Role) -> tuple[Slice, ...]:
         return tuple(s for s in self.slices if s.role in roles)
 
-    def without(self, names: Collection[str]) -> Groups:
-        """The same groups less some layers: their units stay."""
+    def without(self, names: Mapping[str, str]) -> Groups:
+        """The same groups less some layers: their units stay, by the reasons given."""
         if not names:
             return self
         kept = [layer for layer in self.layers if layer.name not in names]
@@ -105,13 +108,12 @@ class Groups:
             renumber[layer.start : layer.stop] = torch.arange(start, start + layer.size)
             layers.append(replace(layer, start=start, stop=start + layer.size))
             start += layer.size
-        slices = (replace(s, units=renumber[s.units]) for s in self.slices)
-        return replace(
-            self,
-            layers=tuple(layers),
-            slices=tuple(s for s in slices if bool((s.units >= 0).any())),
-            grouped={name: renumber[units] for name, units in self.grouped.items()},
-        )
+        renumbered = (replace(s, units=renumber[s.units]) for s in self.slices)
+        slices = tuple(s for s in renumbered if bool((s.units >= 0).any()))
+        losing = {layer_name(s.tensor) for s in slices if s.role == "filter"}
+        whole = {name: self.stays.get(name) or names.get(name, TIED) for name in self.order if name not in losing}
+        grouped = {name: renumber[units] for name, units in self.grouped.items()}
+        return replace(self, layers=tuple(layers), slices=slices, grouped=grouped, stays=whole)
 
 
 def gone(pruned: Tensor, units: Tensor) -> Tensor:
@@ -163,8 +165,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
     for t in tree_leaves(example_input):
         if isinstance(t, Tensor):
             tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
-    tracer.running = READ
-    tracer.pin(torch.tensor([INPUT]))
+    tracer.pin(torch.tensor([INPUT]), "it is tied to the model's input")
     try:
         with whole_operators(model), tracer:
             output = call(model, example_input)
@@ -172,9 +173,8 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
         raise
     except Exception as error:
         raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
-    tracer.running = RETURNED
     for t in leaves(output):
-        tracer.pin(tracer.of(t))
+        tracer.pin(tracer.of(t), RETURNED)
     if {name for name, _ in model.named_parameters()} - {name for name, _ in tracer.trace.labels}:
         trace_training(model, example_input, tracer)
     return tracer.trace
@@ -195,9 +195,8 @@ def trace_training(model: nn.Module, example_input: Any, tracer: Tracer) -> None
             output = call(model.train(), double)
     except Exception:
         return
-    tracer.running = RETURNED
     for t in leaves(output):
-        tracer.pin(tracer.of(t))
+        tracer.pin(tracer.of(t), RETURNED)
 
 
 def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:
@@ -228,6 +227,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
     for (tensor, _), labels in found.labels.items():
         if tensor in untouched or tensor in found.pinned:
             stays[classes[labels]] = True
+            found.fixed.append((labels, NEAR_IGNORED if tensor in untouched else USED_WHOLE))
     tied = torch.zeros(found.count, dtype=torch.bool)
     tied[tied_by_addition(found, classes)] = True
     if not coupled:
@@ -235,7 +235,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
     stages = stage_of_layers(found, classes)
     unit_of = torch.full((found.count,), -1)
     layers: list[Layer] = []
-    whole, fixed_by = dict[str, str](), found.fixed_by()
+    whole, reasons = dict[str, str](), found.reasons()
     start = 0
     for index, (tensor, stem) in enumerate(first_uses(found)):
         dim = made_dim(found, tensor)
@@ -246,8 +246,9 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         if len(own) == 0 or (alone and not with_stem):
             stays[own] = True
             if bool((unit_of[every] < 0).all()):
-                by = next((by for label in labels.tolist() if (by := fixed_by[label])), None)
-                whole[layer_name(tensor)] = why_whole(by, tensor in untouched, len(own) > 0, bool(tied[every].any()))
+                told = [reasons[label] for label in labels.tolist()]
+                softer = why_by_choice(held_back=len(own) > 0, tied=not coupled and bool(tied[every].any()))
+                whole[layer_name(tensor)] = IGNORED if tensor in untouched else (all(told) and told[0]) or softer
             continue
         unit_of[own] = torch.arange(start, start + len(own))
         stage = 1 if stem and not alone else stages[tensor]
@@ -270,18 +271,11 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
     )
 
 
-def why_whole(fixed_by: str | None, ignored: bool, stem: bool, tied: bool) -> str:
-    """Why a layer loses no filter."""
-    if ignored:
-        return "ignored"
-    if fixed_by in (READ, RETURNED):
-        return str(fixed_by)
-    if fixed_by:
-        operator = fixed_by.removeprefix("aten::").partition(".")[0]
-        return "added to what no layer makes" if operator == "add" else f"{operator}() needs all of its channels"
-    if stem:
-        return "it reads the input; ratios by list or by name let it go"
-    return "added to what other layers make; coupled=True lets it go" if tied else "tied to a layer that stays"
+def why_by_choice(held_back: bool, tied: bool) -> str:
+    """Why a layer stays whose channels nothing fixes."""
+    if held_back:
+        return "it reads the input (ratios by list or by name let it go)"
+    return "it is added to what other layers make (coupled=True lets it go)" if tied else TIED
 
 
 def first_uses(found: Trace) -> list[tuple[str, bool]]:
@@ -346,9 +340,11 @@ def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
     stages = stage_of_layers(found, found.components())
     layers: list[Layer] = []
     slices: list[Slice] = []
+    whole: dict[str, str] = {}
     start = 0
     for index, (tensor, stem) in enumerate(first_uses(found)):
         if tensor in untouched:
+            whole[layer_name(tensor)] = IGNORED
             continue
         size = every[tensor].numel()
         layers.append(Layer(layer_name(tensor), start, start + size, index, stages[tensor], stem))
@@ -356,4 +352,4 @@ def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
         slices.append(Slice(tensor, None, units, "filter"))
         start += size
     order: Sequence[str] = [layer_name(tensor) for tensor, _ in first_uses(found)]
-    return Groups(tuple(layers), tuple(slices), {}, {}, {}, positions(found), tuple(order), "weight")
+    return Groups(tuple(layers), tuple(slices), {}, {}, {}, positions(found), tuple(order), "weight", whole)

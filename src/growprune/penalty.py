@@ -67,8 +67,11 @@ class Factors:
                 shape = p.shape if s.dim is None else [-1 if d == s.dim else 1 for d in range(len(p.shape))]
                 flag |= gone(units, s.units).view(shape)
 
-    def set_pruned(self, units: Tensor) -> None:
-        self.layout(units & self.active.to(units.device), self.pruned)
+    def set_pruned(self, units: Tensor, active: Tensor) -> None:
+        """What goes; of the rest only `active`, the units of layers that lose some, are touched from now on."""
+        self.active = active
+        self.layout(active, self.owned)
+        self.layout(units & active, self.pruned)
 
     def fill(self, penalty: Penalty) -> None:
         """λ into every entry: `pruned` for the pruned, `kept` for the rest of the layers that are pruned."""

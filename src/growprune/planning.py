@@ -9,6 +9,7 @@ from torch import nn
 
 from growprune import models
 from growprune.errors import GrowpruneError
+from growprune.groups import build
 from growprune.measurement import measure, speedup
 from growprune.pruner import Pruner
 from growprune.ratios import Ratios, Speedup, read, write
@@ -38,6 +39,7 @@ def plan(
     except GrowpruneError:
         if ratios is not None or times is not None:  # without a plan, that nothing can be pruned is no error
             raise
+        stays = build(model, example).stays
     return {
         "model": name,
         "input": list(shape),

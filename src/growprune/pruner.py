@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune import checks, criteria, groups, proof, separation
 from growprune import compact as removal
@@ -33,13 +34,33 @@ ATTACHED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Pruner]] = WeakKeyDic
 """By optimizer, the pruners whose hooks it runs."""
 
 
+def watch_left_behind(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Tell, once, whoever goes on with an optimizer that holds the larger network still, unless it pushes that anew."""
+    larger, told = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), False
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal told
+        if told or ATTACHED.get(optimizer):
+            return
+        told = True
+        if any(p in larger for group in optimizer.param_groups for p in group["params"]):
+            warnings.warn(
+                "this optimizer holds the parameters of before compact(): it does not train the smaller network; call "
+                "compact(optimizer=...) with it, or make a new one",
+                stacklevel=4,
+            )
+
+    optimizer.register_step_pre_hook(before_step)
+
+
 class Pruner:
     """Prunes `model` while its owner trains it.
 
     `example_input`: a tensor, a tuple or list of arguments, or a dict of keyword arguments; a batch of one will do.
     `ignore`: layers never touched, by name or module, so that what they read stays too. `seed`: of the random one.
-    `skipped` says afterwards which layers the model's own code keeps from being pruned, and why; `stays` says so of all
-    layers that lose no filter whatever the ratios.
+    Afterwards `skipped` says which layers the model's own code keeps from being pruned, and why; `stays` says so of all
+    layers that lose nothing, whatever their ratio.
     """
 
     def __init__(
@@ -69,7 +90,7 @@ class Pruner:
         found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
         self.skipped = proof.unprovable(self.model, found, example_input)
         self.groups: Groups = found.without(self.skipped)
-        self.stays = {**self.groups.stays, **self.skipped}
+        self.stays = self.groups.stays
         if granularity == "filter" and not found.layers:
             checks.unheld(self.model)
         if self.skipped and not self.groups.layers:
@@ -84,7 +105,8 @@ class Pruner:
         self._ratio: Tensor | None = None  # running mean of kept/pruned magnitude, one a layer (stop_ratio)
         device = next(self.model.parameters()).device
         self._rows = criteria.Rows(self.groups, device)
-        self._active = self._active_units().to(device)
+        self._losing = self._may_lose()
+        self._active = self._units_of(self._losing).to(device)
         self._pruned = self._active.clone()
         self._picked = False
         self._factors = Factors(self.model, self.groups, scope, self._active)
@@ -110,7 +132,7 @@ class Pruner:
         units, every = int(self._pruned.sum()) if self._picked else "?", self.groups.units
         what = "filters" if self.groups.granularity == "filter" else "weights"
         return (
-            f"Pruner({type(self._asked).__name__}, {units} of {every} {what} go in {len(self._losing())} layers, "
+            f"Pruner({type(self._asked).__name__}, {units} of {every} {what} go in {len(self._losing)} layers, "
             f"{self.phase.value}, step {self.step_count} of {self.total_steps})"
         )
 
@@ -242,18 +264,17 @@ class Pruner:
 
     # -- which units go ------------------------------------------------------------------------------------------
 
-    def _active_units(self) -> Tensor:
-        """Units of layers that lose something: the others are left alone altogether."""
-        active = torch.zeros(self.groups.units, dtype=torch.bool)
-        for layer in self._losing():
-            active[layer.start : layer.stop] = True
-        return active
-
-    def _losing(self) -> list[groups.Layer]:
+    def _may_lose(self) -> list[groups.Layer]:
         """Layers that lose something; with one global ratio any may, but for the stem."""
         if self.counts is None:
             return [layer for layer in self.groups.layers if not layer.stem]
         return [layer for layer, count in zip(self.groups.layers, self.counts, strict=True) if count]
+
+    def _units_of(self, layers: list[groups.Layer]) -> Tensor:
+        units = torch.zeros(self.groups.units, dtype=torch.bool)
+        for layer in layers:
+            units[layer.start : layer.stop] = True
+        return units
 
     @torch.no_grad()
     def _pick(self) -> None:
@@ -269,16 +290,22 @@ class Pruner:
                 least = torch.argsort(scores[layer.start : layer.stop], stable=True)[:count]
                 self._pruned[layer.start + least] = True
         self._picked = True
-        self._factors.set_pruned(self._pruned)
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """What was picked is pushed from now on; layers that lose nothing are left alone altogether."""
+        pruned = self._pruned.cpu()  # before the pick: all that may go
+        self._losing = [layer for layer in self._may_lose() if bool(pruned[layer.start : layer.stop].any())]
+        self._active = self._units_of(self._losing).to(self._pruned.device)
+        self._factors.set_pruned(self._pruned, self._active)
 
     def _pick_globally(self, scores: Tensor) -> None:
         """The least scores of all layers go, but for what every layer keeps."""
         assert isinstance(self.spec, _ratios.Global)
-        losing = self._losing()
-        scores[~self._active] = torch.inf
-        count = _ratios.pruned_of(self.spec.ratio, sum(layer.size for layer in losing))
-        self._pruned[torch.argsort(scores, stable=True)[:count]] = True
-        for layer in losing:
+        units = self._active.nonzero().flatten()
+        count = max(_ratios.pruned_of(self.spec.ratio, len(units)), 0)
+        self._pruned[units[torch.argsort(scores[units], stable=True)[:count]]] = True
+        for layer in self._losing:
             spared = self.spec.spared(layer.size, self.groups.granularity)
             best = torch.argsort(scores[layer.start : layer.stop], stable=True)[-spared:]
             self._pruned[layer.start + best] = False
@@ -289,7 +316,7 @@ class Pruner:
     def separation(self) -> dict[str, Separation]:
         """How far kept and pruned units have come apart, by layer that loses some; computed on the device."""
         self._follow_device()
-        return separation.of(self._losing(), self._rows, tensors(self.model), self._pruned)
+        return separation.of(self._losing, self._rows, tensors(self.model), self._pruned)
 
     def _watch_ratio(self) -> None:
         """The magnitude-ratio rule: end pushing when every layer's kept/pruned ratio is large enough.
@@ -331,6 +358,7 @@ class Pruner:
                 f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step {self.step_count}"
             )
         self._follow_device()
+        checks.weights(self.model)
         if not self.done:
             warnings.warn(
                 f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet "
@@ -345,7 +373,6 @@ class Pruner:
                 "longer schedule pushes further",
                 stacklevel=2,
             )
-        checks.weights(self.model)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
             for each in (optimizer, self._optimizer):
@@ -362,7 +389,7 @@ class Pruner:
         if optimizer is not None:
             removal.follow(optimizer, self.model, small, self.groups, self._pruned)
         if self._optimizer is not None and self._optimizer is not optimizer:
-            removal.left_behind(self._optimizer)
+            watch_left_behind(self._optimizer, self.model)
         self.detach()
         return small
 
@@ -397,7 +424,7 @@ class Pruner:
         self._ended = state["ended"]
         if self._ratio is not None and isinstance(self._asked, (GReg1, GReg2)) and self._asked.stop_ratio is not None:
             self._verdict = later((self._ratio > self._asked.stop_ratio).all())
-        self._factors.set_pruned(self._pruned)
+        self._take_up()
         self._settle()
 
     def _plan(self) -> dict[str, Any]:

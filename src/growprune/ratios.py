@@ -25,7 +25,7 @@ LAST_STAGE = 0.43
 """`Speedup(per="stage")`: what the last stage loses of what the first does, the median over the paper's own lists
 (ResNet34's, which leaves its last stage whole, aside)."""
 AT_MOST = 0.95
-"""`Global`: of a layer's filters. A layer of one may never learn again (docs/method.md)."""
+"""`Global`: of a layer's filters, unless told otherwise (why: docs/method.md)."""
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,23 @@ class ByName:
 class Global:
     """One ratio over all layers together: the least scores anywhere go (the paper's OBD table).
 
-    But no layer loses more than `at_most` of its filters (or than the ratio, if that is more): what it would lose
-    beyond stays, and is not taken elsewhere. Of single weights every layer keeps one.
+    But no layer loses more than `at_most` of its own: what it would lose beyond stays, and is not taken elsewhere. By
+    default that is 95 % of its filters, or the ratio if that is more; of single weights, all but one.
     """
 
     ratio: float
-    at_most: float = AT_MOST
+    at_most: float | None = None
 
     def spared(self, size: int, granularity: str) -> int:
         """How many of a layer's units stay, however low their scores.
 
         >>> [Global(0.7).spared(size, "filter") for size in (8, 20, 512)], Global(0.99).spared(200, "filter")
         ([1, 1, 26], 2)
+        >>> Global(0.7).spared(200, "weight"), Global(0.7, at_most=0.5).spared(200, "weight")
+        (1, 100)
         """
-        if granularity != "filter":
-            return 1
-        most = Fraction(repr(float(max(self.at_most, self.ratio))))
+        usual = max(AT_MOST, self.ratio) if granularity == "filter" else 1.0
+        most = Fraction(repr(float(usual if self.at_most is None else self.at_most)))
         return max(size - math.floor(most * size), 1)
 
 
@@ -151,7 +152,7 @@ def write(spec: Spec) -> str:
     if isinstance(spec, Uniform):
         return repr(spec.ratio)
     if isinstance(spec, Global):
-        return f"global {spec.ratio!r}" + (f", {spec.at_most!r} a layer" if spec.at_most != AT_MOST else "")
+        return f"global {spec.ratio!r}" + ("" if spec.at_most is None else f", {spec.at_most!r} a layer at most")
     if isinstance(spec, Stages):
         return "[" + ", ".join(repr(r) for r in spec.ratios) + "]"
     if isinstance(spec, Ranges):
@@ -174,7 +175,7 @@ def check(spec: Spec) -> None:
     for value in values:
         if not (is_number(value) and 0 <= value < 1):
             raise GrowpruneError(f"ratios: {value!r} is outside [0, 1)")
-    if isinstance(spec, Global) and not (is_number(spec.at_most) and 0 <= spec.at_most <= 1):
+    if isinstance(spec, Global) and not (spec.at_most is None or (is_number(spec.at_most) and 0 <= spec.at_most <= 1)):
         raise GrowpruneError(f"ratios: Global(at_most=...) is a number from 0 to 1, not {spec.at_most!r}")
     if isinstance(spec, Ranges):
         ends = [-1, *(end for a, b, _ in sorted(spec.ranges) for end in (a, b))]
@@ -210,12 +211,25 @@ def pruned_of(ratio: float, size: int) -> int:
 def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int] | None:
     """How many units each layer loses; None where only the scores can tell (`Global`)."""
     if not groups.layers:
-        raise GrowpruneError("no layer of this model can be pruned: see the docs on what stays, and coupled=True")
+        raise GrowpruneError(f"no layer of this model can be pruned{why_none(groups.stays)}")
     if isinstance(spec, Global):
         return None
     if isinstance(spec, Speedup):
         return solve(spec, groups, sizes)
     return [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
+
+
+def why_none(stays: Mapping[str, str]) -> str:
+    """
+    >>> why_none({"a": "it reads", "b": "it makes", "c": "it reads"}), why_none({})
+    (': 2 stay whole since it reads (a, ...), 1 since it makes (b)', '')
+    """
+    by: dict[str, list[str]] = {}
+    for layer, why in stays.items():
+        by.setdefault(why, []).append(layer)
+    lots = [f"since {why} ({layers[0]}{', ...' if layers[1:] else ''})" for why, layers in by.items()]
+    counted = [f"{len(layers)} {lot}" for lot, layers in zip(lots, by.values(), strict=True)]
+    return ": " + ", ".join([counted[0].replace(" since", " stay whole since", 1), *counted[1:]]) if by else ""
 
 
 def per_layer(spec: Uniform | Stages | Ranges | ByName, groups: Groups) -> list[float]:

@@ -29,6 +29,8 @@ from growprune.running import tensors
 KEY = "growprune"
 FORMAT = 1
 VALUES, BITS = "::values", "::mask"
+EXTRA = "_extra_state"
+"""What torch calls the state of a module that is no tensor."""
 NUMBERS = ("groups", "num_groups", "num_features")
 
 
@@ -44,6 +46,11 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def described(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What is needed to build this network again: the facts that shapes do not tell, and the tensors."""
     model = unwrapped(model)
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor) or name.endswith(EXTRA):
+            raise GrowpruneError(
+                f"'{name}' of this model's state is not a parameter or buffer, and would be lost in a file of tensors"
+            )
     stored, sparse = pack(model)
     numbers = {
         name: {key: getattr(module, key) for key in NUMBERS if isinstance(getattr(module, key, None), int)}

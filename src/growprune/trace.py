@@ -41,7 +41,10 @@ class Operation:
 
 @dataclass
 class Trace:
-    """What one run of the model told: labels of every dimension of every tensor, and which labels are tied."""
+    """What one run of the model told: labels of every dimension of every tensor, and which labels are tied.
+
+    `fixed`: labels that stay, and why each lot of them does.
+    """
 
     count: int = 3
     labels: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -65,12 +68,12 @@ class Trace:
         every = torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.long)
         return connected(self.count, every if fixed else every[:, (every != FIXED).all(0)])
 
-    def fixed_by(self) -> list[str | None]:
-        """For every label what first fixed it, or a label tied to it."""
+    def reasons(self) -> list[str | None]:
+        """For every label why it stays, if it does: what was first told of it, or of a label tied to it."""
         classes, first = self.components(fixed=False), dict[int, str]()
-        for labels, by in self.fixed:
+        for labels, why in self.fixed:
             for label in torch.unique(classes[labels]).tolist():
-                first.setdefault(label, by)
+                first.setdefault(label, why)
         return [first.get(label) for label in classes.tolist()]
 
 
@@ -105,6 +108,15 @@ def varying(labels: Tensor) -> list[int]:
     return [dim for dim, size in enumerate(labels.shape) if size > 1]
 
 
+def needs_all(operator: str) -> str:
+    """
+    >>> needs_all("aten::split.Tensor"), needs_all("aten::add_.Tensor")
+    ('split() needs all of its channels', 'it is added to what no layer makes')
+    """
+    name = operator.removeprefix("aten::").partition(".")[0].rstrip("_")
+    return "it is added to what no layer makes" if name == "add" else f"{name}() needs all of its channels"
+
+
 Rule = Callable[["Tracer", Any, Sequence[Any], Mapping[str, Any], Any], None]
 
 
@@ -116,7 +128,7 @@ class Tracer(TorchDispatchMode):
         self.trace = Trace()
         self.rules = rules
         self.first = True  # a second run, in training mode, only ties what it meets
-        self.running = ""
+        self.operator = ""  # the one whose rule is at work
         self.names = {id(t): name for name, t in tensors(model).items()}
 
     def __torch_dispatch__(
@@ -128,7 +140,7 @@ class Tracer(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
-        self.running = func.name()
+        self.operator = func.name()
         if rule is not None:
             rule(self, func, args, kwargs, out)
         else:
@@ -184,8 +196,8 @@ class Tracer(TorchDispatchMode):
 
     # -- ties between labels -------------------------------------------------------------------------------------
 
-    def tie(self, a: Tensor, b: Tensor, by_addition: bool = False) -> None:
-        """Channels a[i] and b[i] live and die together."""
+    def tie(self, a: Tensor, b: Tensor, by_addition: bool = False, why: str = "") -> None:
+        """Channels a[i] and b[i] live and die together; `why`: if one of them stays."""
         a, b = torch.broadcast_tensors(a, b)
         a, b = a.flatten(), b.flatten()
         real = (a != NONE) & (b != NONE) & (a != b)
@@ -195,11 +207,11 @@ class Tracer(TorchDispatchMode):
                 edges = torch.unique(edges, dim=1)
             (self.trace.additions if by_addition else self.trace.joins).append(edges)
             if bool((stays := (edges == FIXED).any(0)).any()):
-                self.trace.fixed.append((edges[:, stays].amax(0), self.running))
+                self.trace.fixed.append((edges[:, stays].amax(0), why or needs_all(self.operator)))
 
-    def pin(self, labels: Tensor) -> None:
+    def pin(self, labels: Tensor, why: str = "") -> None:
         """These channels stay."""
-        self.tie(labels, torch.tensor(FIXED))
+        self.tie(labels, torch.tensor(FIXED), why=why)
 
     def channels(self, t: Tensor, dim: int) -> Tensor:
         """The labels along `dim`, one an index; if they vary elsewhere too, the channels are pinned instead."""

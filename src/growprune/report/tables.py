@@ -137,8 +137,11 @@ def plan_table(result: Result) -> Group:
 def whole(result: Result) -> Iterator[str]:
     """Layers that lose no filter whatever the ratios, by why.
 
-    >>> list(whole({"skipped": {"a": "?"}, "stays": {"a": "?", "b": "ignored", "c": "ignored", "d": "the output"}}))
-    ['2 stay whole, ignored: b, c', '1 stays whole, the output: d']
+    >>> stays = {"a": "?", "b": "it is ignored", "c": "it reads", "d": "it reads", "e": "it reads", "f": "it reads"}
+    >>> list(whole({"skipped": {"a": "?"}, "stays": stays}))
+    ['1 stays whole (it is ignored): b', '4 stay whole (it reads): c, d, e, f']
+    >>> list(whole({"skipped": {}, "stays": dict.fromkeys("abcde", "it reads")}))
+    ['5 stay whole (it reads): a, b, c, d and 1 more']
     """
     reasons: dict[str, list[str]] = {}
     for layer, why in result["stays"].items():
@@ -146,7 +149,7 @@ def whole(result: Result) -> Iterator[str]:
             reasons.setdefault(why, []).append(layer)
     for why, layers in reasons.items():
         shown = ", ".join(layers[:SHOWN]) + (f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else "")
-        yield f"{len(layers)} {'stays' if len(layers) == 1 else 'stay'} whole, {why}: {shown}"
+        yield f"{len(layers)} {'stays' if len(layers) == 1 else 'stay'} whole ({why}): {shown}"
 
 
 def eval_table(result: Result) -> Group:
