@@ -38,7 +38,17 @@ from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, tabl
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, words
 from growprune.paper.grid import same_filters
 from growprune.paper.imagenet import IMAGES
-from growprune.paper.reproduce import Lab, available, began, done_without, forecast, missing, reproduce, same_images
+from growprune.paper.reproduce import (
+    Lab,
+    available,
+    began,
+    done_without,
+    forecast,
+    missing,
+    prune,
+    reproduce,
+    same_images,
+)
 from growprune.paper.results import Found
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.recipe import schedule
@@ -953,6 +963,18 @@ def test_a_damaged_result_comes_back_from_its_run(shop: Shop, shelf: Path, tmp_p
     why = "not a run's result (no accuracy): delete the folder, and it is run again"
     assert f"{folder / 'result.json'}: {why}" in failed.err
     assert file.read_text() == "{"  # there is nothing to put in its place
+
+
+def test_a_run_that_another_process_has_shelved_meanwhile_is_left_as_it_is(shelf: Path, tmp_path: Path) -> None:
+    """It was missing when this command looked; `.json.old` is for what is damaged."""
+    shutil.copytree(shelf, out := tmp_path / "out")
+    lab, once = Lab(out, "smoke", device="cpu"), table1.pair(RESNET56, 0.9)[0]
+    file, ground = lab.shelf.file(once, 0), lab.shelf.ground(RESNET56)
+    assert ground is not None
+    file.write_text(json.dumps(read(out, ONCE) | {"parallel": 8}))
+    before, number = contents(out), file.stat().st_ino
+    assert prune(lab, [(once, 0)], {RESNET56: ground}) == []
+    assert (contents(out), file.stat().st_ino) == (before, number)
 
 
 def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
