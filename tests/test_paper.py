@@ -77,6 +77,7 @@ GREG1 = "smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0"
 
 SETTINGS = [setting for name in paper.NAMES for setting in paper.find(name).settings()]
 PLAIN = [each for each in SETTINGS if each.watched is None and not each.other and each.base.recipe is CIFAR]
+WAYS = ("paper", "batch", "ks", "authors")
 LARGE = [each for each in SETTINGS if each.base.recipe is IMAGENET]
 
 
@@ -399,6 +400,35 @@ def test_causes_have_the_authors_settings() -> None:
     assert "vgg19-batch-0.7" not in rows
 
 
+def test_smoke_runs_differ_as_their_rows_say() -> None:
+    """By numbers in proportion to smoke's own; the files' names have those that were run."""
+    rows = {row.name: row.settings for row in paper.find("causes").rows}
+    plain, half, twice, theirs = (config(rows[f"resnet56-{way}-0.9"][1], "smoke") for way in WAYS)
+    assert [(each.batch, each.prune_batch, each.ks) for each in (plain, half, twice, theirs)] == [
+        (64, 64, 10), (32, 32, 10), (64, 64, 20), (32, 32, 20),
+    ]  # fmt: skip
+    assert (plain.normalize, theirs.normalize) == ("own", "imagenet")
+    assert rows["resnet56-authors-0.9"][1].key("smoke", 0) == (
+        "smoke-resnet56-cifar10-authors-greg1-0_0.9_0.9_0.9-ku1-batch_32-prune_batch_32-ks_20-seed0"
+    )
+    own, other = RESNET56.config("smoke"), rows["resnet56-authors-0.9"][1].base.config("smoke")
+    assert (own.batch, own.lr, own.warm_up, own.epochs) == (64, "cosine:0.1", 1.0, 4)
+    assert (other.batch, other.lr, other.warm_up, other.epochs) == (32, "0:0.1,2:0.01,3:0.001", 0.0, 4)
+    said = words(paper.find("causes"), "smoke")
+    assert said.startswith(words(table1.EXPERIMENT, "smoke"))
+    assert "A batch or Ks that a row names is in proportion" in said
+
+
+def test_smoke_runs_of_figure_1_say_how_far_they_went(tmp_path: Path) -> None:
+    first, further = (paper.find("figure1").settings([row])[0] for row in ("vgg19", "vgg19-further"))
+    assert [config(each, "smoke").tau_pick for each in (first, further)] == [0.3, 3.0]
+    assert further.key("smoke", 0) == "smoke-vgg19-cifar100-greg2-0_0_1_15_0.5-ku1-watched-until_3-seed0"
+    for scale, last, most in (("smoke", "0.3", "3"), ("short", "0.03", "0.3")):
+        (grid,) = paper.find("figure1").grids(Lab(tmp_path, scale).look)  # type: ignore[arg-type]
+        assert grid.remarks[0].startswith(f"The last λ is {last} if nothing else is said; ")
+        assert f"vgg19 on cifar100, λ to {most}, Ku = 1" in [cells[0] for cells in grid.lines]
+
+
 def test_base_networks_are_trained_with_the_default_recipe() -> None:
     assert RESNET56.config("paper") == RESNET56.config("short") == Train(model="resnet56", data="cifar10", epochs=100)
     assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200)
@@ -429,7 +459,7 @@ def test_a_key_is_one_run_and_a_run_one_key() -> None:
         for setting, scale, seed in itertools.product(SETTINGS, scales, (0, 1)):
             asked = json.dumps(setting.config(scale, seed, Path(setting.base.name)).to_json())
             assert runs.setdefault(setting.key(scale, seed), asked) == asked
-        assert len(set(runs.values())) == len(runs) or scales == ("smoke",)  # its own batch stands for any
+        assert len(set(runs.values())) == len(runs)
 
 
 def test_one_shot_is_the_same_run_at_both_scales_and_greg1_is_not() -> None:

@@ -29,10 +29,12 @@ SMOKE = "Smoke run of small networks on digits, not the paper's: "
 
 def words(experiment: Experiment, scale: Scale) -> str:
     """How what was run stands to the paper's settings."""
-    if scale == "smoke":
-        return "Small networks on small images: this shows that all works, and nothing else."
-    changed: dict[str, None] = {}
     settings = experiment.settings()
+    if scale == "smoke":
+        said = "Small networks on small images: this shows that all works, and nothing else."
+        scaled = "A batch or Ks that a row names is in proportion; grey images are not scaled by ImageNet's mean."
+        return f"{said} {scaled}" if any(setting.other for setting in settings) else said
+    changed: dict[str, None] = {}
     for setting in settings:
         if setting.schedule == "oneshot":
             continue
