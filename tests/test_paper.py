@@ -971,7 +971,9 @@ def test_a_file_that_is_no_result_is_named_and_the_others_are_shown(
     found = json.loads(done.out)
     cells = [line(found["grids"][0], f"{name}, here: last epoch")["0.5"] for name in ("one-shot", "GReg-1")]
     assert cells == ["not run", "90.00"]
-    assert found["missing"][0] == "resnet56-0.5"
+    assert (found["missing"][0], found["unread"]) == ("resnet56-0.5", [f"{file}: {why}"])
+    text = shop.done("reproduce", "table1", "--no-run", "--out", tmp_path).out
+    assert f"Not read: {file}: {why}.".replace(" ", "") in "".join(text.split())
     comparison = compared(lab, table1.EXPERIMENT)
     assert f"Not read: {file}: {why}.\n" in comparison.markdown()
     assert "missing: resnet56-0.5 (oneshot), resnet56-0.7, " in comparison.markdown()
