@@ -39,6 +39,7 @@ from growprune.paper.comparison import Comparison, bars_met, compared, done_so_f
 from growprune.paper.grid import same_filters
 from growprune.paper.imagenet import IMAGES
 from growprune.paper.reproduce import (
+    BUSY,
     Lab,
     available,
     began,
@@ -54,6 +55,7 @@ from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Set
 from growprune.recipe import schedule
 from growprune.report import duration
 from growprune.run import in_use, lock
+from growprune.several import SomeFailedError, side_by_side
 from runs import Done, Shop, contents, steps, timeless, until
 
 REPOSITORY = Path(__file__).parents[1]
@@ -922,6 +924,62 @@ def test_what_another_process_is_doing_is_left_to_it(shop: Shop, shelf: Path, tm
     assert "one-shot, here: last epoch" in done.out  # the table of what there is
     assert read(out, ONCE)
     assert not (out / f"{GREG1}.json").exists()
+
+
+@pytest.mark.parametrize("when", [1, 2])
+def test_what_another_process_has_done_in_the_end_is_not_named(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int
+) -> None:
+    """It has a base network and a run when this command comes to them, and has done them when it ends. Runs of that
+    network are done here, whether it came before the others were pruned (1) or meanwhile (2)."""
+    out, vgg = bare(shelf, tmp_path / "out"), "smoke-vgg19-cifar100"
+    theirs = [out / path.relative_to(shelf) for path in (shelf / f"base-{vgg}.json", *shelf.glob(f"bases/{vgg}*"))]
+    for path in theirs:
+        path.unlink()
+    held = [hold(out / "runs" / name) for name in (GREG1, f"base-{vgg}")]
+    calls = itertools.count(1)
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        if next(calls) == when:
+            for path in (*theirs, out / f"{GREG1}.json"):
+                shutil.copy(shelf / path.relative_to(out), path)
+        return side_by_side(*given, **more)
+
+    monkeypatch.setattr("growprune.paper.reproduce.side_by_side", meanwhile)
+    try:
+        lab, rows = Lab(out, "smoke", device="cpu"), ["resnet56-0.9", "vgg19-0.9"]
+        reproduce(lab, table1.EXPERIMENT, rows)
+    finally:
+        for each in held:
+            os.close(each)
+    assert missing(lab, table1.EXPERIMENT, rows) == []
+    assert next(calls) - 1 == when + 1  # bases, runs, and in the second case those of the late one
+    assert not list(out.glob("*.old"))
+
+
+def hold(folder: Path) -> int:
+    folder.mkdir(parents=True)
+    return lock(folder)
+
+
+def test_a_run_that_another_process_takes_up_meanwhile_is_busy_too(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free when it was looked at, held when its turn has come: told in the same words."""
+    out, held = bare(shelf, tmp_path / "out", ONCE), []
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        held.extend(hold(out / "runs" / GREG1) for _ in given[0])
+        return side_by_side(*given, **more)
+
+    monkeypatch.setattr("growprune.paper.reproduce.side_by_side", meanwhile)
+    try:
+        with pytest.raises(SomeFailedError) as told:
+            reproduce(Lab(out, "smoke", device="cpu"), table1.EXPERIMENT, ["resnet56-0.9"])
+    finally:
+        for each in held:
+            os.close(each)
+    assert str(told.value) == f"{GREG1}: {BUSY}"
 
 
 def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tmp_path: Path) -> None:
