@@ -38,12 +38,24 @@ from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, tabl
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, words
 from growprune.paper.grid import same_filters
 from growprune.paper.imagenet import IMAGES
-from growprune.paper.reproduce import Lab, available, began, done_without, forecast, missing, reproduce, same_images
+from growprune.paper.reproduce import (
+    BUSY,
+    Lab,
+    available,
+    began,
+    done_without,
+    forecast,
+    missing,
+    prune,
+    reproduce,
+    same_images,
+)
 from growprune.paper.results import Found
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.recipe import schedule
 from growprune.report import duration
 from growprune.run import in_use, lock
+from growprune.several import SomeFailedError, side_by_side
 from runs import Done, Shop, contents, steps, timeless, until
 
 REPOSITORY = Path(__file__).parents[1]
@@ -67,6 +79,7 @@ GREG1 = "smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0"
 
 SETTINGS = [setting for name in paper.NAMES for setting in paper.find(name).settings()]
 PLAIN = [each for each in SETTINGS if each.watched is None and not each.other and each.base.recipe is CIFAR]
+WAYS = ("paper", "batch", "ks", "authors")
 LARGE = [each for each in SETTINGS if each.base.recipe is IMAGENET]
 
 
@@ -389,6 +402,35 @@ def test_causes_have_the_authors_settings() -> None:
     assert "vgg19-batch-0.7" not in rows
 
 
+def test_smoke_runs_differ_as_their_rows_say() -> None:
+    """By numbers in proportion to smoke's own; the files' names have those that were run."""
+    rows = {row.name: row.settings for row in paper.find("causes").rows}
+    plain, half, twice, theirs = (config(rows[f"resnet56-{way}-0.9"][1], "smoke") for way in WAYS)
+    assert [(each.batch, each.prune_batch, each.ks) for each in (plain, half, twice, theirs)] == [
+        (64, 64, 10), (32, 32, 10), (64, 64, 20), (32, 32, 20),
+    ]  # fmt: skip
+    assert (plain.normalize, theirs.normalize) == ("own", "imagenet")
+    assert rows["resnet56-authors-0.9"][1].key("smoke", 0) == (
+        "smoke-resnet56-cifar10-authors-greg1-0_0.9_0.9_0.9-ku1-batch_32-prune_batch_32-ks_20-seed0"
+    )
+    own, other = RESNET56.config("smoke"), rows["resnet56-authors-0.9"][1].base.config("smoke")
+    assert (own.batch, own.lr, own.warm_up, own.epochs) == (64, "cosine:0.1", 1.0, 4)
+    assert (other.batch, other.lr, other.warm_up, other.epochs) == (32, "0:0.1,2:0.01,3:0.001", 0.0, 4)
+    said = words(paper.find("causes"), "smoke")
+    assert said.startswith(words(table1.EXPERIMENT, "smoke"))
+    assert "A batch or Ks that a row names is in proportion" in said
+
+
+def test_smoke_runs_of_figure_1_say_how_far_they_went(tmp_path: Path) -> None:
+    first, further = (paper.find("figure1").settings([row])[0] for row in ("vgg19", "vgg19-further"))
+    assert [config(each, "smoke").tau_pick for each in (first, further)] == [0.3, 3.0]
+    assert further.key("smoke", 0) == "smoke-vgg19-cifar100-greg2-0_0_1_15_0.5-ku1-watched-until_3-seed0"
+    for scale, last, most in (("smoke", "0.3", "3"), ("short", "0.03", "0.3")):
+        (grid,) = paper.find("figure1").grids(Lab(tmp_path, scale).look)  # type: ignore[arg-type]
+        assert grid.remarks[0].startswith(f"The last λ is {last} if nothing else is said; ")
+        assert f"vgg19 on cifar100, λ to {most}, Ku = 1" in [cells[0] for cells in grid.lines]
+
+
 def test_base_networks_are_trained_with_the_default_recipe() -> None:
     assert RESNET56.config("paper") == RESNET56.config("short") == Train(model="resnet56", data="cifar10", epochs=100)
     assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200)
@@ -419,7 +461,7 @@ def test_a_key_is_one_run_and_a_run_one_key() -> None:
         for setting, scale, seed in itertools.product(SETTINGS, scales, (0, 1)):
             asked = json.dumps(setting.config(scale, seed, Path(setting.base.name)).to_json())
             assert runs.setdefault(setting.key(scale, seed), asked) == asked
-        assert len(set(runs.values())) == len(runs) or scales == ("smoke",)  # its own batch stands for any
+        assert len(set(runs.values())) == len(runs)
 
 
 def test_one_shot_is_the_same_run_at_both_scales_and_greg1_is_not() -> None:
@@ -884,6 +926,62 @@ def test_what_another_process_is_doing_is_left_to_it(shop: Shop, shelf: Path, tm
     assert not (out / f"{GREG1}.json").exists()
 
 
+@pytest.mark.parametrize("when", [1, 2])
+def test_what_another_process_has_done_in_the_end_is_not_named(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int
+) -> None:
+    """It has a base network and a run when this command comes to them, and has done them when it ends. Runs of that
+    network are done here, whether it came before the others were pruned (1) or meanwhile (2)."""
+    out, vgg = bare(shelf, tmp_path / "out"), "smoke-vgg19-cifar100"
+    theirs = [out / path.relative_to(shelf) for path in (shelf / f"base-{vgg}.json", *shelf.glob(f"bases/{vgg}*"))]
+    for path in theirs:
+        path.unlink()
+    held = [hold(out / "runs" / name) for name in (GREG1, f"base-{vgg}")]
+    calls = itertools.count(1)
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        if next(calls) == when:
+            for path in (*theirs, out / f"{GREG1}.json"):
+                shutil.copy(shelf / path.relative_to(out), path)
+        return side_by_side(*given, **more)
+
+    monkeypatch.setattr("growprune.paper.reproduce.side_by_side", meanwhile)
+    try:
+        lab, rows = Lab(out, "smoke", device="cpu"), ["resnet56-0.9", "vgg19-0.9"]
+        reproduce(lab, table1.EXPERIMENT, rows)
+    finally:
+        for each in held:
+            os.close(each)
+    assert missing(lab, table1.EXPERIMENT, rows) == []
+    assert next(calls) - 1 == when + 1  # bases, runs, and in the second case those of the late one
+    assert not list(out.glob("*.old"))
+
+
+def hold(folder: Path) -> int:
+    folder.mkdir(parents=True)
+    return lock(folder)
+
+
+def test_a_run_that_another_process_takes_up_meanwhile_is_busy_too(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Free when it was looked at, held when its turn has come: told in the same words."""
+    out, held = bare(shelf, tmp_path / "out", ONCE), []
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        held.extend(hold(out / "runs" / GREG1) for _ in given[0])
+        return side_by_side(*given, **more)
+
+    monkeypatch.setattr("growprune.paper.reproduce.side_by_side", meanwhile)
+    try:
+        with pytest.raises(SomeFailedError) as told:
+            reproduce(Lab(out, "smoke", device="cpu"), table1.EXPERIMENT, ["resnet56-0.9"])
+    finally:
+        for each in held:
+            os.close(each)
+    assert str(told.value) == f"{GREG1}: {BUSY}"
+
+
 def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     done = shop.done(*command("table1", empty, "--no-run"))
@@ -931,7 +1029,9 @@ def test_a_file_that_is_no_result_is_named_and_the_others_are_shown(
     found = json.loads(done.out)
     cells = [line(found["grids"][0], f"{name}, here: last epoch")["0.5"] for name in ("one-shot", "GReg-1")]
     assert cells == ["not run", "90.00"]
-    assert found["missing"][0] == "resnet56-0.5"
+    assert (found["missing"][0], found["unread"]) == ("resnet56-0.5", [f"{file}: {why}"])
+    text = shop.done("reproduce", "table1", "--no-run", "--out", tmp_path).out
+    assert f"Not read: {file}: {why}.".replace(" ", "") in "".join(text.split())
     comparison = compared(lab, table1.EXPERIMENT)
     assert f"Not read: {file}: {why}.\n" in comparison.markdown()
     assert "missing: resnet56-0.5 (oneshot), resnet56-0.7, " in comparison.markdown()
@@ -953,6 +1053,18 @@ def test_a_damaged_result_comes_back_from_its_run(shop: Shop, shelf: Path, tmp_p
     why = "not a run's result (no accuracy): delete the folder, and it is run again"
     assert f"{folder / 'result.json'}: {why}" in failed.err
     assert file.read_text() == "{"  # there is nothing to put in its place
+
+
+def test_a_run_that_another_process_has_shelved_meanwhile_is_left_as_it_is(shelf: Path, tmp_path: Path) -> None:
+    """It was missing when this command looked; `.json.old` is for what is damaged."""
+    shutil.copytree(shelf, out := tmp_path / "out")
+    lab, once = Lab(out, "smoke", device="cpu"), table1.pair(RESNET56, 0.9)[0]
+    file, ground = lab.shelf.file(once, 0), lab.shelf.ground(RESNET56)
+    assert ground is not None
+    file.write_text(json.dumps(read(out, ONCE) | {"parallel": 8}))
+    before, number = contents(out), file.stat().st_ino
+    assert prune(lab, [(once, 0)], {RESNET56: ground}) == []
+    assert (contents(out), file.stat().st_ino) == (before, number)
 
 
 def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:

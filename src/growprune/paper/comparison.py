@@ -29,10 +29,12 @@ SMOKE = "Smoke run of small networks on digits, not the paper's: "
 
 def words(experiment: Experiment, scale: Scale) -> str:
     """How what was run stands to the paper's settings."""
-    if scale == "smoke":
-        return "Small networks on small images: this shows that all works, and nothing else."
-    changed: dict[str, None] = {}
     settings = experiment.settings()
+    if scale == "smoke":
+        said = "Small networks on small images: this shows that all works, and nothing else."
+        scaled = "A batch or Ks that a row names is in proportion; grey images are not scaled by ImageNet's mean."
+        return f"{said} {scaled}" if any(setting.other for setting in settings) else said
+    changed: dict[str, None] = {}
     for setting in settings:
         if setting.schedule == "oneshot":
             continue
@@ -47,7 +49,8 @@ def words(experiment: Experiment, scale: Scale) -> str:
 @dataclass(frozen=True)
 class Comparison:
     """An experiment as far as it was run at one scale; `missing` has the rows of which runs are not there, and in words
-    which, `unasked` those that nobody asked for this time; `runs` holds accuracies as numbers."""
+    which, `unasked` those that nobody asked for this time; `unread` says what is wrong with files that are none of its
+    runs'; `runs` holds accuracies as numbers."""
 
     experiment: Experiment
     scale: Scale
@@ -58,6 +61,7 @@ class Comparison:
     runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     def of(self, only: Sequence[str]) -> Comparison:
         """The part that these rows belong to; of all rows if none is named."""
@@ -80,7 +84,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        said = [words(self.experiment, self.scale), *self.notes]
+        said = [words(self.experiment, self.scale), *self.notes, *(f"Not read: {damage}." for damage in self.unread)]
         if self.missing:
             said.append(f"Not all of it was run; missing: {', '.join(self.missing.values())}.")
         if self.unasked:
@@ -101,7 +105,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         grids = [to_json(grid) for grid in self.grids]
-        left = {"missing": list(self.missing), "unasked": self.unasked}
+        left = {"missing": list(self.missing), "unasked": self.unasked, "unread": self.unread}
         held = [asdict(verdict) for verdict in self.verdicts]
         here = {"name": self.experiment.name, "scale": self.scale}
         return {**here, "grids": grids, **left, "runs": self.runs, "verdicts": held}
@@ -125,7 +129,8 @@ def compared(lab: Lab, experiment: Experiment) -> Comparison:
         experiment, lab.scale, grids, experiment.figures(lab.look), lacking(lab, experiment),
         runs={name: [accuracies(run) for run in each.runs] for name, each in shown.items()},
         verdicts=experiment.verdicts(lab.look),
-        notes=(*reading_aids(shown, grids), *(f"Not read: {damage}." for damage in lab.shelf.damaged(runs))),
+        notes=reading_aids(shown, grids),
+        unread=tuple(lab.shelf.damaged(runs)),
     )  # fmt: skip
     return replace(found, grids=[replace(grid, title=f"{found.prefix}{grid.title}") for grid in grids])
 

@@ -19,7 +19,7 @@ from typing import Any
 from growprune.paper.causes import theirs
 from growprune.paper.grid import Experiment, Grid, Look, Row
 from growprune.paper.results import Found
-from growprune.paper.setting import RESNET56, VGG19, WATCHED_UNTIL, Base, Setting
+from growprune.paper.setting import RESNET56, VGG19, WATCHED_UNTIL, Base, Scale, Setting
 from growprune.paper.table1 import ratios
 
 Notes = list[dict[str, Any]]
@@ -36,12 +36,11 @@ class Watch:
     name: str
     setting: Setting
     steps: tuple[int, ...] = ITERATIONS
-    remark: str = ""
+    remark: str = ""  # with a place for the last λ
 
-    @property
-    def label(self) -> str:
-        base = self.setting.base
-        return f"{base.model} on {base.data}" + (f", {self.remark}" if self.remark else "")
+    def label(self, scale: Scale) -> str:
+        base, remark = self.setting.base, self.remark.format(self.setting.ceiling(scale))
+        return f"{base.model} on {base.data}" + (f", {remark}" if remark else "")
 
 
 def pushed(base: Base, **other: Any) -> Setting:
@@ -53,7 +52,7 @@ WATCHES = (
     Watch("vgg19", pushed(VGG19)),
     Watch("vgg19-base", pushed(theirs(VGG19)), remark="the authors' base network"),
     *(
-        Watch(f"{base.model}-further", pushed(base, ku=1, until=0.3), remark="λ to 0.3, Ku = 1")
+        Watch(f"{base.model}-further", pushed(base, ku=1, until=0.3), remark="λ to {:g}, Ku = 1")
         for base in (RESNET56, VGG19)
     ),
 )
@@ -89,9 +88,9 @@ def untouched(config: Mapping[str, Any], steps: int) -> float:
 
 
 def line(look: Look, watch: Watch) -> tuple[str, ...]:
-    notes = notes_of(look, watch)
+    notes, label = notes_of(look, watch), watch.label(look(watch.setting).scale)
     if not notes:
-        return (watch.label, "not run", "", "", "", "", "")
+        return (label, "not run", "", "", "", "", "")
     first, last = notes[0], notes[-1]
     picked = nearest(notes, last["step"] * PICKED)
     grown = sum(last["spread"][name] > first["spread"][name] for name in first["spread"])
@@ -99,7 +98,7 @@ def line(look: Look, watch: Watch) -> tuple[str, ...]:
     alone = untouched(look(watch.setting).runs[0]["config"], picked["step"])
     least = least_half(first)
     return (
-        watch.label,
+        label,
         *(f"{mean_deviation(note):.3f}" for note in (first, picked, last)),
         f"{grown} of {len(first['spread'])}",
         f"{min(shares):.3f} to {max(shares):.3f} ({alone:.3f})",
@@ -113,9 +112,10 @@ def grids(look: Look) -> list[Grid]:
         "what filters have left of their norms at a third (without any loss)",
         "of the half with the least norms at λ = 0, how many still are in it at a third, and at the last",
     )  # fmt: skip
+    plain = WATCHES[0].setting
     remarks = [
-        "The last λ is 0.03 if nothing else is said; GReg-2 picks at a third of that. The last two columns are of the "
-        "layer that row 2 draws."
+        f"The last λ is {plain.ceiling(look(plain).scale):g} if nothing else is said; GReg-2 picks at a third of that. "
+        "The last two columns are of the layer that row 2 draws."
     ]
     if any(len(look(watch.setting).runs) > 1 for watch in WATCHES):
         remarks.append("Of several runs the first is shown.")
@@ -138,7 +138,7 @@ def picture(watch: Watch, found: Found) -> bytes:
     for name in notes[0]["spread"]:
         axes.plot([n["lambda"] for n in notes], [n["spread"][name] for n in notes], lw=1, alpha=0.8)
     axes.set(xlabel="λ", ylabel="deviation of norms / mean")
-    title = f"{'smoke run, ' if found.scale == 'smoke' else ''}{watch.label}: a line a layer"
+    title = f"{'smoke run, ' if found.scale == 'smoke' else ''}{watch.label(found.scale)}: a line a layer"
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     bare(axes)
     places = bottom.subplots(1, len(watch.steps), sharey=True)

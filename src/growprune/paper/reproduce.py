@@ -103,8 +103,13 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
         lab.say(forecast(lab, untrained, wanted))
     failures += train(lab, untrained)
     there, _ = grounds(lab, bases)
-    failures += prune(lab, [each for each in wanted if each[0].base in there], there)
-    if failures:
+    while ready := [each for each in wanted if each[0].base in there]:
+        failures += prune(lab, ready, there, more=len(ready) < len(wanted))
+        wanted = [each for each in wanted if each not in ready]
+        there, _ = grounds(lab, bases)  # another process may have trained one meanwhile
+    undone = {lab.shelf.folder(*each).name for each in missing(lab, experiment, only)}
+    undone |= {lab.shelf.training(base).name for base in bases if base not in there}
+    if failures := [(name, why) for name, why in failures if why != BUSY or name in undone]:
         raise SomeFailedError(failures)
 
 
@@ -176,7 +181,7 @@ def train(lab: Lab, bases: Sequence[Base]) -> Failures:
     return perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder]), more=True)
 
 
-def prune(lab: Lab, wanted: Wanted, there: Mapping[Base, Ground]) -> Failures:
+def prune(lab: Lab, wanted: Wanted, there: Mapping[Base, Ground], more: bool = False) -> Failures:
     folders = {lab.shelf.folder(setting, seed): (setting, seed) for setting, seed in wanted}
     plans = [
         (lab.config(setting, seed, began(folder, there[setting.base].file)), folder)
@@ -187,7 +192,7 @@ def prune(lab: Lab, wanted: Wanted, there: Mapping[Base, Ground]) -> Failures:
         setting, seed = folders[folder]
         lab.shelf.keep(setting, seed, there[setting.base], min(lab.at_once, len(plans)))
 
-    return perform(lab, plans, shelve)
+    return perform(lab, plans, shelve, more)
 
 
 def began(folder: Path, network: Path) -> Path:
@@ -207,7 +212,7 @@ def perform(
     lab: Lab, plans: Sequence[tuple[Config, Path]], finished: Callable[[Path], None], more: bool = False
 ) -> Failures:
     """Runs, one after another or several at a time; `finished` hears of each. One that fails keeps no other from being
-    done, but for torchrun's, which end with it; what another process is doing is left to it."""
+    done, but for torchrun's, which end with it; what another process is doing, or takes up meanwhile, is left to it."""
     if launched():
         for config, folder in plans:
             run(config, folder, label=folder.name, finished=finished, more=True)
@@ -218,7 +223,8 @@ def perform(
         free = [(config, folder) for config, folder in plans if folder.name not in taken]
         side_by_side(free, lab.at_once, finished=finished, more=more)
     except SomeFailedError as error:
-        failures += error.failures
+        held = {folder.name: f"{folder}: in use by another process" for _, folder in plans}
+        failures += [(name, BUSY if why.startswith(held[name]) else why) for name, why in error.failures]
     return [*failures, *((name, BUSY) for name in taken)]
 
 

@@ -14,6 +14,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,13 +60,17 @@ class Shelf:
         """The finished runs of a setting, and what is wrong with files that are none, or another's."""
         runs, complaints = [], []
         for seed in range(MOST_SEEDS):
-            file = self.file(setting, seed)
             try:
-                if file.exists():
-                    runs.append(whole(file, setting.config(self.scale, seed, Path()), setting))
+                if (run := self.one(setting, seed)) is not None:
+                    runs.append(run)
             except GrowpruneError as error:
                 complaints.append(str(error))
         return runs, complaints
+
+    def one(self, setting: Setting, seed: int) -> dict[str, Any] | None:
+        """A finished run, if its file is there; an error if that is damaged, or another's."""
+        file = self.file(setting, seed)
+        return whole(file, setting.config(self.scale, seed, Path()), setting) if file.exists() else None
 
     def found(self, setting: Setting) -> Found:
         """What there is of a setting; files that are damaged are as if they were not there."""
@@ -77,7 +82,10 @@ class Shelf:
         return [complaint for setting in settings for complaint in self.read(setting)[1]]
 
     def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
-        """Put a finished run on the shelf; what is there and is none of its runs is not lost."""
+        """Put a finished run on the shelf, if no other process has; what is there and no such run is not lost."""
+        with suppress(GrowpruneError):
+            if self.one(setting, seed) is not None:
+                return
         folder, file = self.folder(setting, seed), self.file(setting, seed)
         facts = {"base": {key: ground.facts[key] for key in ("sha256", "accuracy")}, "parallel": parallel}
         result = slim(folder) | facts | course(folder, setting)

@@ -3,6 +3,8 @@
 paper   the paper's own numbers                          overnight on one GPU
 short   Ku = 1, everything else as the paper             an hour or two    (ImageNet's: Ks too)
 smoke   small networks on small images, a few steps      minutes on a CPU; says that it works, nothing else
+
+At smoke scale too a run differs from others as its row says: by numbers in proportion to smoke's own.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from growprune.config import Prune, Train
+from growprune.config import Config, Prune, Train
 
 Scale = Literal["paper", "short", "smoke"]
 Kind = Literal["oneshot", "greg1", "greg2"]
@@ -71,9 +73,10 @@ class Base:
     def config(self, scale: Scale, **more: Any) -> Train:
         """How it is trained; with published weights, for no epoch at all: they are tested and kept."""
         if scale == "smoke":
-            return Train(
-                model=self.small, data="digits", epochs=4, batch=64, lr="cosine:0.1", warm_up=1.0, threads=1, **more
-            )
+            small = {**SMOKE_BASE, **scaled(self.recipe.train, Train, SMOKE_BASE)}
+            shorter = small["epochs"] / self.epochs
+            small["lr"] = re.sub(r"(\d+):", lambda start: f"{round(int(start[1]) * shorter)}:", small["lr"])
+            return Train(model=self.small, data="digits", **small, **more)
         epochs = 0 if self.weights else self.epochs
         options = {**self.recipe.train, "weights": self.weights}
         return Train(model=self.model, data=self.data, epochs=epochs, **options, **more)
@@ -123,22 +126,28 @@ class Setting:
             return None
         return self.ku or (self.base.recipe.ku if self.at(scale) == "paper" else 1)
 
+    def ceiling(self, scale: Scale) -> float:
+        """λ to which the norms of one that is watched are kept; smoke's grows by larger steps."""
+        return self.until * (10 if scale == "smoke" else 1)
+
+    def others(self, scale: Scale) -> dict[str, Any]:
+        return scaled(dict(self.other), Prune, SMOKE) if scale == "smoke" else dict(self.other)
+
     def config(self, scale: Scale, seed: int, weights: Path, **more: Any) -> Prune:
         """The run it comes to; `more` are options that hold where it has none of its own."""
         scale = self.at(scale)
         own = ("schedule", "ratios", "global_ratio", "criterion", "scope", "granularity", "ignore")
         options: dict[str, Any] = {key: getattr(self, key) for key in own}
-        options |= SMOKE if scale == "smoke" else self.base.recipe.prune
+        options |= {**self.base.recipe.prune, **(SMOKE if scale == "smoke" else {})}
         if (ku := self.interval(scale)) is not None:
             options |= {"ku": ku} | ({"ks": self.base.recipe.short_ks} if scale == "short" else {})
         if self.watched is not None:
-            ceiling = SMOKE["delta_lambda_pick"] * 150 if scale == "smoke" else self.until
+            ceiling = self.ceiling(scale)
             options |= {"tau_pick": ceiling, "tau": ceiling * 1.0001, "ks": 0, "epochs": 0}
         base = self.base.config(scale)
         where: dict[str, Any] = {"model": base.model, "data": base.data, "threads": base.threads}
         options |= {"ignore": ""} if scale == "smoke" else {}  # its network has no such layers
-        options |= {key: value for key, value in self.other if scale != "smoke" or key not in SMOKE}
-        return Prune(seed=seed, weights=str(weights), **{**more, **where, **options})
+        return Prune(seed=seed, weights=str(weights), **{**more, **where, **options, **self.others(scale)})
 
     def key(self, scale: Scale, seed: int) -> str:
         """The name of its run, the same wherever the same run is asked for, at whatever scale.
@@ -153,12 +162,27 @@ class Setting:
         words += [self.granularity] if self.granularity != "filter" else []
         words += [] if (ku := self.interval(scale)) is None else [f"ku{ku}"]
         words += ["watched"] if self.watched else []
-        words += [f"until_{self.until:g}"] if self.until != WATCHED_UNTIL else []
-        words += [f"{name}_{value}" for name, value in self.other]
+        words += [f"until_{self.ceiling(scale):g}"] if self.until != WATCHED_UNTIL else []
+        words += [f"{name}_{value}" for name, value in self.others(scale).items()]
         return "-".join([*words, f"seed{seed}"])
 
 
+SMOKE_BASE: dict[str, Any] = {"epochs": 4, "batch": 64, "lr": "cosine:0.1", "warm_up": 1.0, "threads": 1}
 SMOKE: dict[str, Any] = {
     "epochs": 2, "batch": 64, "prune_batch": 64, "lr": "0:1e-2,1:1e-3", "prune_lr": 0.02,
     "delta_lambda": 0.1, "delta_lambda_pick": 0.002, "ks": 10,
 }  # fmt: skip
+
+
+def scaled(options: Mapping[str, Any], usual: type[Config], small: Mapping[str, Any]) -> dict[str, Any]:
+    """Options at smoke scale: of what that has numbers of its own, these times value / usual; all else as it is.
+
+    >>> scaled({"batch": 128, "ks": 10_000, "precision": "fp32"}, Prune, SMOKE)
+    {'batch': 32, 'ks': 20, 'precision': 'fp32'}
+    """
+    return {
+        key: type(small[key])(small[key] * value / getattr(usual, key))
+        if key in small and not isinstance(value, str)
+        else value
+        for key, value in options.items()
+    }
