@@ -9,6 +9,7 @@ from torchvision import models as zoo
 
 import growprune as gp
 from growprune.groups import build, layer_name, trace
+from growprune.models import create
 
 FAMILIES = {
     "convnext_tiny": (64, 18),
@@ -149,6 +150,8 @@ def test_layers_that_stay_whole_say_why() -> None:
     tied = "it is added to what other layers make (coupled=True lets it go)"
     free = gp.Pruner(model, x, gp.OneShot())
     assert {name for name, why in free.stays.items() if why == tied} == {"stream", "again"}
+    padded = gp.Pruner(create("resnet20", 10), torch.randn(1, 3, 32, 32), gp.OneShot())  # half of a shortcut is zeros
+    assert padded.stays["layer2.0.conv2"] == tied
     coupled = gp.Pruner(model, x, gp.OneShot(), coupled=True, ratios={"stem": 0.5, "inner": 0.5})
     assert set(coupled.stays) == {"split", "padded", "head"}
     assert gp.Pruner(model, x, gp.OneShot(), granularity="weight").stays == {}

@@ -330,6 +330,13 @@ def test_obd_in_half_precision_does_not_vanish(dtype: torch.dtype) -> None:
         gp.OBD([(x.to(dtype), y)], loss=lambda o, y, loss=loss: loss(o.float(), y)).collect(net.to(dtype), x.to(dtype))
 
 
+def test_obd_in_half_precision_counts_many_pixels() -> None:
+    """More than the largest number of float16."""
+    net, x = seeded(lambda: Pixels(False)).half(), torch.ones(1, 1, 300, 300).half()
+    found = gp.OBD([(x, torch.zeros(1, 300, 300, dtype=torch.long))]).collect(net, x)
+    assert all(float(h.max()) > 0 for h in found.values())
+
+
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -247,7 +247,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
             stays[own] = True
             if bool((unit_of[every] < 0).all()):
                 told = [reasons[label] for label in labels.tolist()]
-                softer = why_by_choice(held_back=len(own) > 0, tied=not coupled and bool(tied[every].any()))
+                softer = why_by_choice(held_back=len(own) > 0, tied=bool(tied[every].any()))
                 whole[layer_name(tensor)] = IGNORED if tensor in untouched else (all(told) and told[0]) or softer
             continue
         unit_of[own] = torch.arange(start, start + len(own))

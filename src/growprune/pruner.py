@@ -303,7 +303,7 @@ class Pruner:
         """The least scores of all layers go, but for what every layer keeps."""
         assert isinstance(self.spec, _ratios.Global)
         units = self._active.nonzero().flatten()
-        count = max(_ratios.pruned_of(self.spec.ratio, len(units)), 0)
+        count = _ratios.pruned_of(self.spec.ratio, len(units))
         self._pruned[units[torch.argsort(scores[units], stable=True)[:count]]] = True
         for layer in self._losing:
             spared = self.spec.spared(layer.size, self.groups.granularity)
