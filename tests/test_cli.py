@@ -1018,6 +1018,8 @@ def test_measure_takes_functions_of_a_users_own() -> None:
     code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5, "--json")
     assert (code, document(out)["widths"]) == (0, {"2": [8, 4]})
     assert list(document(out)["stays"]) == ["0", "4"]
+    code, out, _ = growprune_says("measure", "--ratios", 0.5, "--coupled", "--json")
+    assert list(document(out)["stays"]) == ["linear"]
     code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5)
     assert "1 stays whole (it makes what the model returns): 4" in out
     assert growprune_says("measure", "--model", "test_cli:asking", "--num-classes", 5)[0] == 0

@@ -688,8 +688,17 @@ def test_other_filters_or_another_base_are_told(shelf: Path, tmp_path: Path, cha
     assert ("Warning: where it says NO" in found.markdown()) == cell.startswith("NO")
 
 
+def test_table_1_says_what_share_of_the_parameters_is_gone(shelf: Path) -> None:
+    """Beside the paper's; OBD's table has no such line."""
+    table, _ = compared(Lab(shelf, "smoke"), table1.EXPERIMENT).to_json()["grids"]
+    gone = read(shelf, GREG1)["sparsity"]
+    assert line(table, "parameters gone, here")["0.9"] == f"{100 * gone:.2f} %"
+    assert line(table, "parameters gone, paper")["0.9"] == "90.39 %"
+    assert "parameters gone" not in compared(Lab(shelf, "smoke"), obd.EXPERIMENT).markdown()
+
+
 def test_numbers_for_other_programs(shelf: Path, said: dict[str, Any]) -> None:
-    """Last and best, by run; and how each stands to the bars."""
+    """Accuracies and costs by run; and how each stands to the bars."""
     assert len(said["random"][0]["runs"]["smoke-resnet56-cifar10-greg1-0_0.9_0.9_0.9-random-ku1"]) == 2
     last, best = [], []
     for shown, _ in said.values():
@@ -698,6 +707,12 @@ def test_numbers_for_other_programs(shelf: Path, said: dict[str, Any]) -> None:
             assert [each["seed"] for each in values] == list(range(len(values)))
             assert [each["last"] for each in values] == [each["final"] for each in kept]
             assert [each["best"] for each in values] == [each["best"] for each in kept]
+            for key in ("base", "before_removal", "after_removal"):
+                assert [each[key] for each in values] == [each[key] for each in kept]
+            for key in ("speedup", "sparsity"):
+                assert [each[key] for each in values] == [
+                    read(shelf, f"{name}-seed{n}")[key] for n in range(len(values))
+                ]
             last += [each["last"] for each in values]
             best += [each["best"] for each in values]
         verdicts = paper.find(shown["name"]).verdicts(Lab(shelf, "smoke").look)  # of runs done since then too
@@ -1329,7 +1344,13 @@ def test_a_missed_bar_is_marked_where_it_is_meant() -> None:
     """At ratio 0.5 nothing is asked of the gain, which is marked at 0.9; nor of OBD's accuracies."""
 
     def look(setting: Setting) -> Found:
-        facts = {"speedup": 2.0, "config": {"seed": 0}, "base": {"sha256": "", "accuracy": 93.0}, "gone": "a"}
+        facts = {
+            "speedup": 2.0,
+            "sparsity": 0.9,
+            "config": {"seed": 0},
+            "base": {"sha256": "", "accuracy": 93.0},
+            "gone": "a",
+        }
         return Found(({"accuracy": {"final": 80.0, "best": 80.0}, **facts},))
 
     grid = compared_grid(table1.EXPERIMENT.grids(look)[0])

@@ -292,7 +292,8 @@ def measure(given: Given, *, as_json: Json = False) -> None:
     from growprune.planning import plan
     from growprune.report.tables import plan_table
 
-    found = plan(asked.model, asked.num_classes, configs.read_shape(asked.input), asked.ratios, asked.speedup)
+    shape = configs.read_shape(asked.input)
+    found = plan(asked.model, asked.num_classes, shape, asked.ratios, asked.speedup, asked.coupled)
     show(found, plan_table, as_json)
 
 

@@ -201,6 +201,7 @@ class Measure(Options):
         None, "0.5, '[0, 0.5, 0.5, 0.5]' by stage or '[0:0, 1-15:0.7]' by layer.", metavar="LIST"
     )
     speedup: float | None = option(None, "Instead of ratios: how many times fewer MACs.", above=1)
+    coupled: bool = option(False, "Also prune filters tied by residual additions, together.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,12 @@ from growprune.schedule import OneShot
 
 
 def plan(
-    name: str, num_classes: int | None, shape: tuple[int, ...], ratios: str | None, times: float | None
+    name: str,
+    num_classes: int | None,
+    shape: tuple[int, ...],
+    ratios: str | None,
+    times: float | None,
+    coupled: bool = False,
 ) -> dict[str, Any]:
     """The network as it is and as it would be, measured: the filters are removed from fresh weights."""
     model = network(name, num_classes).eval()
@@ -32,14 +37,14 @@ def plan(
     asked: Ratios = ratios if ratios is not None else 0.0 if times is None else Speedup(times)
     widths, skipped, stays = {}, {}, {}
     try:
-        pruner = Pruner(model, example, schedule=OneShot(), ratios=asked)
+        pruner = Pruner(model, example, schedule=OneShot(), ratios=asked, coupled=coupled)
         after = measure(pruner.compact(), example)
         widths = {layer: [len(kept), int(kept.sum())] for layer, kept in pruner.masks().items()}
         asked, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
     except GrowpruneError:
         if ratios is not None or times is not None:  # without a plan, that nothing can be pruned is no error
             raise
-        stays = build(model, example).stays
+        stays = build(model, example, coupled=coupled).stays
     return {
         "model": name,
         "input": list(shape),

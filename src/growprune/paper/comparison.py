@@ -50,7 +50,7 @@ def words(experiment: Experiment, scale: Scale) -> str:
 class Comparison:
     """An experiment as far as it was run at one scale; `missing` has the rows of which runs are not there, and in words
     which, `unasked` those that nobody asked for this time; `unread` says what is wrong with files that are none of its
-    runs'; `runs` holds accuracies as numbers."""
+    runs'; `runs` holds figures as numbers."""
 
     experiment: Experiment
     scale: Scale
@@ -127,7 +127,7 @@ def compared(lab: Lab, experiment: Experiment) -> Comparison:
     grids = experiment.grids(lab.look)
     found = Comparison(
         experiment, lab.scale, grids, experiment.figures(lab.look), lacking(lab, experiment),
-        runs={name: [accuracies(run) for run in each.runs] for name, each in shown.items()},
+        runs={name: [figures(run) for run in each.runs] for name, each in shown.items()},
         verdicts=experiment.verdicts(lab.look),
         notes=reading_aids(shown, grids),
         unread=tuple(lab.shelf.damaged(runs)),
@@ -157,8 +157,11 @@ def lacking(lab: Lab, experiment: Experiment) -> dict[str, str]:
     return rows
 
 
-def accuracies(run: Mapping[str, Any]) -> dict[str, float]:
-    return {"seed": run["config"]["seed"], "last": run["accuracy"]["final"], "best": run["accuracy"]["best"]}
+def figures(run: Mapping[str, Any]) -> dict[str, float]:
+    """What a program may want to compute with; accuracies in percent."""
+    accuracy = {key: run["accuracy"][key] for key in ("base", "before_removal", "after_removal", "best")}
+    costs = {key: run[key] for key in ("speedup", "sparsity")}
+    return {"seed": run["config"]["seed"], "last": run["accuracy"]["final"], **accuracy, **costs}
 
 
 def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str, ...]:

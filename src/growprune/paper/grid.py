@@ -129,6 +129,7 @@ class Versus:
     speedup: float
     once: tuple[float, float]  # mean and deviation
     greg: tuple[float, float]
+    sparsity: float | None = None  # parameters gone, in percent, if the paper says it
     alike: bool = True  # the paper's networks have the very widths of ours
 
     @property
@@ -164,7 +165,10 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
             yield each.text if each in bar else each.value if everywhere else ""
 
     same = [same_filters(*pair) for pair in found]
+    theirs = [f"{column.sparsity:.2f} %" for column in columns if column.sparsity is not None]
+    gone = (("parameters gone, paper", *theirs), ("parameters gone, here", *(sparsity(*pair) for pair in found)))
     lines = (
+        *(gone if theirs else ()),
         ("speed-up, paper", *(f"{column.speedup:.2f}×" for column in columns)),
         ("speed-up, here", *(speedup(*pair) for pair in found)),
         ("one-shot, paper", *(published(*column.once) for column in columns)),
@@ -197,6 +201,11 @@ def speedup(*found: Found) -> str:
     """The mean, over the seeds: a global ratio leaves the layers' widths to the criterion."""
     values = [run["speedup"] for each in found for run in each.runs]
     return f"{sum(values) / len(values):.2f}×" if values else ""
+
+
+def sparsity(*found: Found) -> str:
+    values = [run["sparsity"] for each in found for run in each.runs]
+    return f"{100 * sum(values) / len(values):.2f} %" if values else ""
 
 
 def same_filters(one: Found, other: Found) -> str:

@@ -22,6 +22,11 @@ PAPER: dict[Base, dict[float, tuple[float, tuple[float, float], tuple[float, flo
     },
 }
 
+SPARSITY: dict[Base, tuple[float, ...]] = {  # parameters gone, in percent
+    RESNET56: (49.82, 70.57, 90.39, 93.43, 95.19),
+    VGG19: (74.87, 84.00, 90.98, 95.95, 98.96),
+}
+
 
 def ratios(base: Base, ratio: float) -> str:
     """As the paper writes them: the stem, or layer 0, stays."""
@@ -34,8 +39,8 @@ def pair(base: Base, ratio: float) -> tuple[Setting, Setting]:
 
 def columns(base: Base) -> list[Versus]:
     return [
-        Versus(f"{base.model}-{ratio:g}", ratio, pair(base, ratio), speedup, once, greg)
-        for ratio, (speedup, once, greg) in PAPER[base].items()
+        Versus(f"{base.model}-{ratio:g}", ratio, pair(base, ratio), speedup, once, greg, sparsity)
+        for (ratio, (speedup, once, greg)), sparsity in zip(PAPER[base].items(), SPARSITY[base], strict=True)
     ]
 
 
