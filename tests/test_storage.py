@@ -465,9 +465,6 @@ def test_what_a_file_of_tensors_would_lose_is_refused(tmp_path: Path) -> None:
         def get_extra_state(self) -> Any:
             return torch.tensor(7)
 
-        def set_extra_state(self, state: Any) -> None:
-            raise NotImplementedError
-
     path = tmp_path / "net"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch has another way to quantise by now

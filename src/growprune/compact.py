@@ -10,8 +10,9 @@ The model is never changed in place but by `hold`; `cut` works on a copy.
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -229,6 +230,28 @@ def take_in(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter],
         home = next((ps for ps in holders if any(id(p) in order for p in ps) and all(p.dim() < 2 for p in ps)), home)
     later = [i for i, p in enumerate(home) if order.get(id(p), -1) > order[id(named[name])]]
     home.insert(later[0] if later else len(home), named[name])
+
+
+def watch_left_behind(
+    optimizer: torch.optim.Optimizer, model: nn.Module, pushes: Callable[[torch.optim.Optimizer], bool]
+) -> None:
+    """Tell, once, whoever goes on with an optimizer that holds the larger network still, unless it pushes that anew."""
+    larger, told = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), False
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal told
+        if told or pushes(optimizer):
+            return
+        told = True
+        if any(p in larger for group in optimizer.param_groups for p in group["params"]):
+            warnings.warn(
+                "this optimizer holds the parameters of before compact(): it does not train the smaller network; call "
+                "compact(optimizer=...) with it, or make a new one",
+                stacklevel=4,
+            )
+
+    optimizer.register_step_pre_hook(before_step)
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:

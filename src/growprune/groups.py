@@ -116,6 +116,14 @@ class Groups:
         return replace(self, layers=tuple(layers), slices=slices, grouped=grouped, stays=whole)
 
 
+def by_reason(stays: Mapping[str, str]) -> dict[str, list[str]]:
+    """Layers that stay, by why."""
+    result: dict[str, list[str]] = {}
+    for layer, why in stays.items():
+        result.setdefault(why, []).append(layer)
+    return result
+
+
 def gone(pruned: Tensor, units: Tensor) -> Tensor:
     """pruned[units], and False where an index belongs to no unit."""
     return torch.cat([pruned, pruned.new_zeros(1)])[units.to(pruned.device)]

@@ -42,7 +42,6 @@ class Factors:
 
     def __init__(self, model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> None:
         self.model = model
-        self.active = active
         self.parameters = penalized(model, groups, scope, active)
         size = self.parameters[-1].stop if self.parameters else 0
         self.owned = torch.zeros(size, dtype=torch.bool, device=active.device)
@@ -69,7 +68,6 @@ class Factors:
 
     def set_pruned(self, units: Tensor, active: Tensor) -> None:
         """What goes; of the rest only `active`, the units of layers that lose some, are touched from now on."""
-        self.active = active
         self.layout(active, self.owned)
         self.layout(units & active, self.pruned)
 

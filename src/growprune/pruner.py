@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune import checks, criteria, groups, proof, separation
 from growprune import compact as removal
@@ -32,26 +31,6 @@ from growprune.separation import Separation, later
 
 ATTACHED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Pruner]] = WeakKeyDictionary()
 """By optimizer, the pruners whose hooks it runs."""
-
-
-def watch_left_behind(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Tell, once, whoever goes on with an optimizer that holds the larger network still, unless it pushes that anew."""
-    larger, told = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), False
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        nonlocal told
-        if told or ATTACHED.get(optimizer):
-            return
-        told = True
-        if any(p in larger for group in optimizer.param_groups for p in group["params"]):
-            warnings.warn(
-                "this optimizer holds the parameters of before compact(): it does not train the smaller network; call "
-                "compact(optimizer=...) with it, or make a new one",
-                stacklevel=4,
-            )
-
-    optimizer.register_step_pre_hook(before_step)
 
 
 class Pruner:
@@ -389,7 +368,7 @@ class Pruner:
         if optimizer is not None:
             removal.follow(optimizer, self.model, small, self.groups, self._pruned)
         if self._optimizer is not None and self._optimizer is not optimizer:
-            watch_left_behind(self._optimizer, self.model)
+            removal.watch_left_behind(self._optimizer, self.model, lambda it: bool(ATTACHED.get(it)))
         self.detach()
         return small
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from growprune.errors import GrowpruneError, nearest
-from growprune.groups import Groups, Layer
+from growprune.groups import Groups, Layer, by_reason
 from growprune.schedule import is_number
 
 LAST_STAGE = 0.43
@@ -224,12 +224,11 @@ def why_none(stays: Mapping[str, str]) -> str:
     >>> why_none({"a": "it reads", "b": "it makes", "c": "it reads"}), why_none({})
     (': 2 stay whole since it reads (a, ...), 1 since it makes (b)', '')
     """
-    by: dict[str, list[str]] = {}
-    for layer, why in stays.items():
-        by.setdefault(why, []).append(layer)
-    lots = [f"since {why} ({layers[0]}{', ...' if layers[1:] else ''})" for why, layers in by.items()]
-    counted = [f"{len(layers)} {lot}" for lot, layers in zip(lots, by.values(), strict=True)]
-    return ": " + ", ".join([counted[0].replace(" since", " stay whole since", 1), *counted[1:]]) if by else ""
+    lots = [
+        f"{len(layers)}{'' if i else ' stay whole'} since {why} ({layers[0]}{', ...' if layers[1:] else ''})"
+        for i, (why, layers) in enumerate(by_reason(stays).items())
+    ]
+    return f": {', '.join(lots)}" if lots else ""
 
 
 def per_layer(spec: Uniform | Stages | Ranges | ByName, groups: Groups) -> list[float]:

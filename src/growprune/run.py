@@ -212,6 +212,11 @@ class Folder:
                 self.path.rmdir()
 
 
+def busy(path: Path) -> str:
+    """How a refusal begins that would not be one later."""
+    return f"{path}: in use by another process"
+
+
 def lock(path: Path) -> int:
     """Hold the folder; the system lets go of it when the process ends, however it ends."""
     try:
@@ -225,8 +230,8 @@ def lock(path: Path) -> int:
     except OSError as error:
         os.close(found)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
-            busy = f"{path}: in use by another process; wait for it"
-            raise ElsewhereError(f"{busy}, or {ANOTHER}", busy) from error
+            wait = f"{busy(path)}; wait for it"
+            raise ElsewhereError(f"{wait}, or {ANOTHER}", wait) from error
         raise GrowpruneError(f"{path}: cannot be locked: {error.strerror}; {ANOTHER}") from error
     return found
 

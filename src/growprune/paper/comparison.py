@@ -127,7 +127,7 @@ def compared(lab: Lab, experiment: Experiment) -> Comparison:
     grids = experiment.grids(lab.look)
     found = Comparison(
         experiment, lab.scale, grids, experiment.figures(lab.look), lacking(lab, experiment),
-        runs={name: [figures(run) for run in each.runs] for name, each in shown.items()},
+        runs={name: [numbers(run) for run in each.runs] for name, each in shown.items()},
         verdicts=experiment.verdicts(lab.look),
         notes=reading_aids(shown, grids),
         unread=tuple(lab.shelf.damaged(runs)),
@@ -157,7 +157,7 @@ def lacking(lab: Lab, experiment: Experiment) -> dict[str, str]:
     return rows
 
 
-def figures(run: Mapping[str, Any]) -> dict[str, float]:
+def numbers(run: Mapping[str, Any]) -> dict[str, float]:
     """What a program may want to compute with; accuracies in percent."""
     accuracy = {key: run["accuracy"][key] for key in ("base", "before_removal", "after_removal", "best")}
     costs = {key: run[key] for key in ("speedup", "sparsity")}

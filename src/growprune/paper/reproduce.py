@@ -29,7 +29,7 @@ from growprune.paper.setting import KINDS, Base, Scale, Setting
 from growprune.reading import images_below, subfolders
 from growprune.recipe import schedule
 from growprune.report import duration
-from growprune.run import CONFIG, in_use, read_config, read_json
+from growprune.run import CONFIG, busy, in_use, read_config, read_json
 from growprune.several import SomeFailedError, side_by_side
 from growprune.streaming import default_workers
 
@@ -223,7 +223,7 @@ def perform(
         free = [(config, folder) for config, folder in plans if folder.name not in taken]
         side_by_side(free, lab.at_once, finished=finished, more=more)
     except SomeFailedError as error:
-        held = {folder.name: f"{folder}: in use by another process" for _, folder in plans}
+        held = {folder.name: busy(folder) for _, folder in plans}
         failures += [(name, BUSY if why.startswith(held[name]) else why) for name, why in error.failures]
     return [*failures, *((name, BUSY) for name in taken)]
 

@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from growprune.groups import by_reason
 from growprune.report import amount
 
 Result = Mapping[str, Any]
@@ -143,11 +144,8 @@ def whole(result: Result) -> Iterator[str]:
     >>> list(whole({"skipped": {}, "stays": dict.fromkeys("abcde", "it reads")}))
     ['5 stay whole (it reads): a, b, c, d and 1 more']
     """
-    reasons: dict[str, list[str]] = {}
-    for layer, why in result["stays"].items():
-        if layer not in result["skipped"]:
-            reasons.setdefault(why, []).append(layer)
-    for why, layers in reasons.items():
+    stays = {layer: why for layer, why in result["stays"].items() if layer not in result["skipped"]}
+    for why, layers in by_reason(stays).items():
         shown = ", ".join(layers[:SHOWN]) + (f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else "")
         yield f"{len(layers)} {'stays' if len(layers) == 1 else 'stay'} whole ({why}): {shown}"
 
