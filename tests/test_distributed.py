@@ -721,7 +721,7 @@ def test_a_table_is_reproduced_by_several_processes(tmp_path: Path) -> None:
     asked = ("--scale", "smoke", "--only", "resnet56-0.9", "--device", "cpu", "--out", tmp_path / "paper", "--json")
     out, err = passed(torchrun("-m", "growprune", "reproduce", "table1", *asked))
     assert json.loads(out)["name"] == "table1"
-    assert err.count(" runs to do, about ") == 1
+    assert err.count(" runs to do, one after another, about ") == 1
     found = [json.loads(path.read_text()) for path in (tmp_path / "paper").glob("smoke-*.json")]
     assert [run["environment"]["world"] for run in found] == [2, 2]
     assert len({run["gone"] for run in found}) == 1

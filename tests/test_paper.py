@@ -35,7 +35,7 @@ from growprune import GrowpruneError, data, models, paper
 from growprune.config import Prune, Train
 from growprune.measurement import weight_sparsity
 from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, table1, table2, table3, table4
-from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, words
+from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, publish, words
 from growprune.paper.grid import same_filters
 from growprune.paper.imagenet import IMAGES
 from growprune.paper.reproduce import (
@@ -168,8 +168,8 @@ def result(setting: Setting, scale: Scale = "short", seed: int = 0, **facts: Any
     config = {**plan, "data": Path(plan["data"]).absolute().name, **facts.pop("config", {})}
     return {
         "accuracy": dict.fromkeys(names, 90.0), "base": {"sha256": "0", "accuracy": 90.0}, "images": {"train": 50_000},
-        "environment": {"device": "cpu"}, "speedup": 2.0, "sparsity": 0.0, "steps": 1, "seconds": 1.0, "course": [],
-        "gone": "1", "config": config, **facts,
+        "environment": {"device": "cpu", "device_name": "abacus", "torch": "2", "growprune": "0"}, "speedup": 2.0,
+        "sparsity": 0.0, "steps": 1, "seconds": 1.0, "course": [], "gone": "1", "config": config, **facts,
     }  # fmt: skip
 
 
@@ -279,6 +279,16 @@ def test_the_papers_accuracies_are_asked_of_imagenet_alone(tmp_path: Path, name:
         for setting in experiment.settings():
             shelve(lab, setting, images={"train": 9_469})
         assert {verdict.bar for verdict in experiment.verdicts(lab.look)} == {"above"}
+
+
+def test_tables_of_two_folders_have_files_of_their_own(tmp_path: Path) -> None:
+    """On one shelf the second would else take the first's place; smoke runs are of no folder."""
+    for scale, names in (("short", ["pets", "tools"]), ("smoke", [])):
+        for folder in ("pets", "tools"):
+            publish(compared(Lab(tmp_path, scale), table3.experiment(f"sets/{folder}")), tmp_path / scale)  # type: ignore[arg-type]
+        wanted = {f"table3-{name}-{scale}" for name in names} or {f"table3-{scale}"}
+        assert {path.stem for path in (tmp_path / scale).iterdir()} == wanted
+    assert publish(compared(Lab(tmp_path), table1.EXPERIMENT), tmp_path).stem == "table1-short"
 
 
 def test_images_are_counted_as_they_are_loaded(tmp_path: Path) -> None:
@@ -400,6 +410,16 @@ def test_causes_have_the_authors_settings() -> None:
         assert (trained.warm_up, greg.ks, greg.ku) == (0.0, 10_000, 1)
     assert "resnet56-batch-0.9" in rows
     assert "vgg19-batch-0.7" not in rows
+
+
+def test_causes_have_other_base_networks_that_are_trained_alike() -> None:
+    rows = {row.name: row.settings for row in paper.find("causes").rows}
+    for own in (RESNET56, VGG19):
+        for seed in (1, 2):
+            (base,) = {setting.base for setting in rows[f"{own.model}-other{seed}-0.9"]}
+            for scale in ("paper", "short", "smoke"):
+                assert base.config(scale) == replace(own.config(scale), seed=seed)
+            assert base.name == f"{own.name}-other{seed}"
 
 
 def test_smoke_runs_differ_as_their_rows_say() -> None:
@@ -552,7 +572,7 @@ def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> Non
         ("ku", 2, 12),
         ("figure1", 3, 5),
         ("scopes", 1, 6),
-        ("causes", 4, 65),
+        ("causes", 8, 54),
         ("table3", 2, 15),
         ("table4", 1, 3),
     ],
@@ -565,20 +585,31 @@ def test_the_forecast_counts_runs_and_time(tmp_path: Path, name: str, bases: int
         text = forecast(lab, trained, wanted)
         what = "fetch" if name in paper.OF_IMAGES else "train"
         networks = f"{bases} base network{'s' if bases > 1 else ''} to {what} and "
-        assert text.startswith(f"{networks}{runs * seeds} runs to do, about ")
-        assert forecast(lab, [], wanted).startswith(f"{runs * seeds} runs to do, about ")
+        assert text.startswith(f"{networks}{runs * seeds} runs to do, one after another, about ")
+        assert forecast(lab, [], wanted).startswith(f"{runs * seeds} runs to do, one after another, about ")
 
 
 def test_the_forecast_goes_by_runs_that_were_done(tmp_path: Path) -> None:
     once = table1.pair(RESNET56, 0.5)[0]
     lab = Lab(tmp_path, device="cpu")
     config = {"epochs": 2, "batch": 100, "prune_batch": 50}
-    facts = {"steps": 30, "parallel": 2, "environment": {"device": "cpu"}, "images": {"train": 1050}, "config": config}
+    facts: dict[str, Any] = {"steps": 30, "parallel": 2, "images": {"train": 1050}, "config": config}
     file = shelve(lab, once, seconds=50.0, **facts)  # 2,500 images in 25 s for each of two
     file.with_name(file.name.replace("seed0", "seed7")).write_text("{}")  # says nothing
     assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 16 h 40 min on this device"  # 120 times 50,000
-    shelve(lab, once, seconds=50.0, **{**facts, "environment": {"device": "cpu", "world": 4}})  # four did that
+    shelve(lab, once, seconds=50.0, **facts, environment={**result(once)["environment"], "world": 4})  # four did that
     assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 66 h 40 min on this device"
+
+
+def test_the_forecast_says_how_many_advance_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--parallel is for a GPU."""
+    lab = Lab(tmp_path, parallel=4, device="cpu")
+    wanted = missing(lab, table1.EXPERIMENT)
+    assert "20 runs to do, one after another, about " in forecast(lab, [], wanted)
+    monkeypatch.setattr("growprune.paper.reproduce.usable", lambda device: "cuda")
+    assert "20 runs to do, 4 at once, about " in forecast(lab, [], wanted)
+    assert "3 runs to do, 3 at once, about " in forecast(lab, [], wanted[:3])
+    assert "1 run to do, about " in forecast(lab, [], wanted[:1])
 
 
 @pytest.mark.parametrize(("room", "seconds"), [(119e6, 1.8e-4), (117e6, 1 / 135 / 4)])
@@ -618,7 +649,7 @@ def test_every_table_is_run_and_shown(shelf: Path, said: dict[str, Any], name: s
     grids = [grid for grid in experiment.grids(lambda setting: Found(())) if not {*grid.settings}.isdisjoint(asked)]
     unrun = [to for grid in grids or experiment.grids(lambda setting: Found(())) for to in grid.lines]
     assert len(numbers) > len(re.findall(r"\d+\.\d\d", json.dumps(unrun)))
-    assert re.search(r"(?m)^growprune: .*\d+ runs? to do, about .* on this device$", err)
+    assert re.search(r"(?m)^growprune: .*\d+ runs? to do,.* about .* on this device$", err)
 
 
 def test_a_figure_says_at_which_scale_it_was_run(shelf: Path) -> None:
@@ -754,7 +785,7 @@ def test_only_the_tables_of_the_rows_asked_for_are_shown(shop: Shop, shelf: Path
     shown = {name: len(found["grids"]) for name, (found, _) in said.items()}
     every = {name: len(paper.find(name).grids(lambda _: Found(()))) for name in paper.NAMES}
     assert shown == {**dict.fromkeys(paper.NAMES, 1)}
-    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 7}
+    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 4}
     assert every == {**shown, **several}
     words = " ".join(shop.done(*command("table1", shelf, "--no-run", "--only", "resnet56-0.9,vgg19-0.8")).out.split())
     assert words.count("Table 1: ") == 2
@@ -1085,21 +1116,25 @@ def test_a_run_that_another_process_has_shelved_meanwhile_is_left_as_it_is(shelf
 def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
     """One-shot with three seeds, GReg-1 with one: its gain is over that one; nor are precisions mixed in silence."""
     lab, (once, greg) = Lab(tmp_path, "paper"), table1.pair(RESNET56, 0.9)
+    assert compared(lab, table1.EXPERIMENT).notes == ()
     shelve(lab, greg)
-    assert compared(lab, table1.EXPERIMENT).notes == ()
-    shelve(lab, once)
-    assert compared(lab, table1.EXPERIMENT).notes == ()
+    assert compared(lab, table1.EXPERIMENT).notes == ("1 run on abacus, torch 2, growprune 0.",)
+    shelve(lab, once, environment={"device": "cpu", "device_name": "abacus", "torch": "3", "growprune": "0"})
+    assert compared(lab, table1.EXPERIMENT).notes == (
+        "1 run on abacus, torch 3, growprune 0; 1 run on abacus, torch 2, growprune 0.",
+    )
     for seed, precision in ((0, "bf16"), (1, "fp32"), (2, "bf16")):
         shelve(lab, once, seed, choices={"finetune": {"precision": precision}, "prune": {"precision": "bf16"}})
     assert compared(lab, table1.EXPERIMENT).notes == (
         "± is the deviation over so many runs as stand in brackets.",
         "Differences between methods are over the seeds that both were run with.",
         "Means over runs of different precision: resnet56-cifar10-oneshot-0_0.9_0.9_0.9.",
+        "4 runs on abacus, torch 2, growprune 0.",
     )
     assert "Differences" not in "".join(compared(lab, paper.find("scopes")).notes)  # of the same runs: it shows none
     shelve(lab, greg, 1, choices={"finetune": {"precision": "fp32"}})
     shelve(lab, greg, 2, choices={"finetune": {"precision": "bf16"}})
-    assert compared(lab, table1.EXPERIMENT).notes[-1].endswith("greg1-0_0.9_0.9_0.9-ku10.")
+    assert compared(lab, table1.EXPERIMENT).notes[-2].endswith("greg1-0_0.9_0.9_0.9-ku10.")
     for seed in (1, 2):
         lab.shelf.file(greg, seed).unlink()
     (row,) = (

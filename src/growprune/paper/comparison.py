@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from growprune.cifar import KINDS as CIFARS
 from growprune.paper.bars import BARS, Verdict
 from growprune.paper.grid import FEW, Experiment, Grid, markdown, to_json
 from growprune.paper.reproduce import Lab, missing
@@ -81,6 +83,13 @@ class Comparison:
     def prefix(self) -> str:
         """Of every title: nobody must take small networks on digits for the paper's."""
         return SMOKE if self.scale == "smoke" else ""
+
+    @property
+    def stem(self) -> str:
+        """Of its files' names: a folder's own, for another folder has tables of its own."""
+        data = sorted({setting.base.data for setting in self.experiment.settings()} - {*CIFARS})
+        folders = [] if self.scale == "smoke" else [Path(each).absolute().name for each in data]
+        return "-".join([self.experiment.name, *folders, self.scale])
 
     @property
     def remarks(self) -> list[str]:
@@ -175,13 +184,24 @@ def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str,
         said.append("Differences between methods are over the seeds that both were run with.")
     if mixed := [name for name, found in runs.items() if len(found.precisions) > 1]:
         said.append(f"Means over runs of different precision: {', '.join(mixed)}.")
-    return tuple(said)
+    return (*said, *made_on(run["environment"] for found in runs.values() for run in found.runs))
+
+
+def made_on(environments: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """On what devices, with which versions, the most frequent first; nothing of no runs.
+
+    >>> made_on([{"device_name": "NVIDIA H200", "torch": "2.11.0", "growprune": "0.1.0"}] * 2)
+    ('2 runs on NVIDIA H200, torch 2.11.0, growprune 0.1.0.',)
+    """
+    found = Counter(f"{e['device_name']}, torch {e['torch']}, growprune {e['growprune']}" for e in environments)
+    each = [f"{count} run{'s' * (count > 1)} on {where}" for where, count in found.most_common()]
+    return (f"{'; '.join(each)}.",) if each else ()
 
 
 def publish(comparison: Comparison, place: Path) -> Path:
     """Write the comparison as Markdown, JSON and a page, with its figures; gives the page."""
     place.mkdir(parents=True, exist_ok=True)
-    stem = f"{comparison.experiment.name}-{comparison.scale}"
+    stem = comparison.stem
     write_whole(place / f"{stem}.md", comparison.markdown().encode())
     write_whole(place / f"{stem}.json", (json.dumps(comparison.to_json(), indent=1) + "\n").encode())
     for figure, blob in comparison.figures.items():

@@ -260,6 +260,8 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
     )
     seconds /= int(os.environ["WORLD_SIZE"]) if launched() else 1
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
+    if len(wanted) > 1:
+        runs += f", {min(lab.at_once, len(wanted))} at once" if lab.at_once > 1 else ", one after another"
     return f"{networks}{runs}, about {duration(seconds)} on this device"
 
 
