@@ -1475,6 +1475,22 @@ def test_the_document_is_made_from_results(shelf: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SCRIPT.exists(), reason="a source archive has no docs")
+def test_the_readme_shows_a_row_or_two_of_each_network(tmp_path: Path) -> None:
+    """At the paper's settings: GReg-1 with Ku = 1 is not among them."""
+    lab, (once, greg) = Lab(tmp_path, "paper"), table1.pair(RESNET56, 0.9)
+    for seed, accuracy in ((0, 87.0), (1, 88.0)):
+        shelve(lab, once, seed, accuracy=result(once)["accuracy"] | {"final": accuracy})
+    shelve(Lab(tmp_path), greg)
+    (document := tmp_path / "README.md").write_text("<!-- headline paper -->\n<!-- end -->\n")
+    wanted = "| resnet56 on cifar10 |{} | 87.50 ± 0.50 (2) (paper 87.34) | {} (paper 89.49) |  |\n"
+    assert tables("--results", tmp_path, "--document", document) == 0
+    assert wanted.format("  | ", "not run") in document.read_text()
+    shelve(lab, greg)
+    assert tables("--results", tmp_path, "--document", document) == 0
+    assert wanted.format(" 2.00× | 90.00 (paper 93.36)", "90.00") in document.read_text()
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="a source archive has no docs")
 def test_what_imagenet_costs_is_the_measured_steps_times_the_schedule(tmp_path: Path) -> None:
     """90,000 steps of pushing (Ku τ / δλ + Ks), 90 epochs of 5,004 steps."""
     (bench := tmp_path / "bench").mkdir()
