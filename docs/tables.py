@@ -77,8 +77,9 @@ def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
         settings = [each for name in paper.NAMES if name not in paper.OF_IMAGES for each in paper.find(name).settings()]
         return markdown(bases_trained(lab, list(dict.fromkeys(setting.base for setting in settings)))), {}
     comparison = compared(lab, paper.find(name, IMAGES))
-    pictures = "\n".join(f"![{comparison.experiment.title}](figures/{each}.png)\n" for each in comparison.figures)
-    return f"{comparison.markdown()}\n{pictures}".strip(), comparison.figures
+    figures = {f"{each}-{lab.scale}": blob for each, blob in comparison.figures.items()}
+    pictures = "\n".join(f"![{comparison.experiment.title}](figures/{each}.png)\n" for each in figures)
+    return f"{comparison.markdown()}\n{pictures}".strip(), figures
 
 
 def filled(text: str, results: Path) -> tuple[str, dict[str, bytes]]:

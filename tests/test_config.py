@@ -82,6 +82,8 @@ def choices(draw: st.DrawFn, command: str) -> dict[str, Any]:
     spare = [name for name in Prune.AMOUNTS if name in found]
     for name in spare[1:]:
         del found[name]
+    if "global_ratio" not in found:
+        found.pop("global_stem", None)
     return found
 
 
@@ -156,7 +158,7 @@ def test_the_command_line_wins_over_the_file_and_its_table_over_its_top(
 ) -> None:
     command = data.draw(COMMANDS)
     top, table, typed = ({k: v for k, v in data.draw(choices(command)).items() if k != "nesterov"} for _ in range(3))
-    for name in Prune.AMOUNTS[1:]:  # of these there can be one
+    for name in (*Prune.AMOUNTS[1:], "global_stem"):  # of these there can be one
         for each in (top, table, typed):
             each.pop(name, None)
     path = tmp_path_factory.mktemp("toml") / "options.toml"
@@ -190,6 +192,11 @@ def test_a_speedup_typed_takes_the_place_of_the_files_ratios(tmp_path: Path) -> 
     config = resolve("prune", {"speedup": 2.5}, read_file(path, "prune"))
     assert isinstance(config, Prune)
     assert (config.ratios, config.speedup) == (None, 2.5)
+    path.write_text(json.dumps(Prune(global_ratio=0.7, global_stem=True).to_json()))
+    for typed, left in (({"ratios": "0.5"}, (None, False)), ({"global_ratio": 0.6}, (0.6, True))):
+        config = resolve("prune", typed, read_file(path, "prune"))
+        assert isinstance(config, Prune)
+        assert (config.global_ratio, config.global_stem) == left
     both = refused(lambda: resolve("prune", {"speedup": 2.5, "ratios": "0.5"}))
     assert both == "prune: give one of --ratios, --speedup and --global-ratio, not --ratios and --speedup"
 
@@ -294,6 +301,8 @@ def test_bounds_hold_on_both_sides(kind: type, name: str) -> None:
         (Prune, {"granularity": "x"}, "--granularity: 'x' is not filter or weight"),
         (Prune, {"speedup": 1}, "--speedup: 1.0 must be above 1"),
         (Prune, {"global_ratio": 1}, "--global-ratio: 1.0 must be below 1"),
+        (Prune, {"global_stem": True}, "--global-stem: only with --global-ratio; a list of ratios has one for the "
+         "stem"),
         (Prune, {"seed": 2**64}, "--seed: 18446744073709551616 must be 9223372036854775807 or less"),
     ],
 )  # fmt: skip

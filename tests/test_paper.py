@@ -16,6 +16,7 @@ import runpy
 import shutil
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ from growprune import GrowpruneError, data, models, paper
 from growprune.config import Prune, Train
 from growprune.measurement import weight_sparsity
 from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, table1, table2, table3, table4
+from growprune.paper.chart import Panel, chart
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, publish, words
 from growprune.paper.grid import same_filters
 from growprune.paper.imagenet import IMAGES
@@ -470,7 +472,8 @@ def test_keys_are_those_that_results_are_kept_under() -> None:
         "resnet56-cifar10-greg2-0_0.75_0.75_0.32-ku10-seed0",
         "resnet56-cifar10-greg2-0_0.5_0.5_0.5-ku10-watched-seed0",
         "vgg19-cifar100-greg1-0_0_1_15_0.7-ku20-seed0",
-        "vgg19-cifar100-oneshot-global0.95-obd-seed0",
+        "resnet56-cifar10-greg1-global0.7-obd-ku1-seed0",
+        "vgg19-cifar100-oneshot-global0.95-stem-obd-seed0",
         "smoke-vgg19-cifar100-greg1-0_0_1_15_0.8-ku1-seed0",
     }
 
@@ -653,8 +656,34 @@ def test_every_table_is_run_and_shown(shelf: Path, said: dict[str, Any], name: s
 
 
 def test_a_figure_says_at_which_scale_it_was_run(shelf: Path) -> None:
-    assert [path.name for path in (shelf / "tables").glob("*.png")] == ["figure1-resnet56-smoke.png"]
-    assert "data:image/png;base64," in (shelf / "tables" / "figure1-smoke.html").read_text()
+    drawn = {"figure1": "figure1-resnet56-smoke.png", "table1": "table1-smoke.png", "obd": "obd-smoke.png"}
+    assert {path.name for path in (shelf / "tables").glob("*.png")} == {*drawn.values()}
+    for name in drawn:
+        assert "data:image/png;base64," in (shelf / "tables" / f"{name}-smoke.html").read_text()
+
+
+def test_a_contest_is_drawn_as_far_as_it_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accuracy against speed-up: the paper's points and ours, a panel a network that something was run of."""
+    seen: list[list[Panel]] = []
+    monkeypatch.setattr("growprune.paper.grid.chart", lambda panels: seen.append(panels) or b"")
+    lab, (once, greg) = Lab(tmp_path, "paper"), table1.pair(VGG19, 0.7)
+    assert table1.EXPERIMENT.figures(lab.look) == {}
+    for seed, accuracy in ((0, 66.0), (1, 67.0)):
+        shelve(lab, once, seed, speedup=8.5 + seed, accuracy=result(once)["accuracy"] | {"final": accuracy})
+    shelve(lab, greg, speedup=9.0)
+    assert table1.EXPERIMENT.figures(lab.look) == {"table1": b""}
+    ((panel,),) = seen
+    assert (panel.title, list(panel.ours)) == ("vgg19 on cifar100", list(panel.theirs))
+    assert panel.ours == {"GReg-1": [(9.0, 90.0, 0.0)], "one-shot": [(9.0, 66.5, 0.5)]}
+    assert (len(panel.theirs["GReg-1"]), panel.theirs["one-shot"][2]) == (5, (8.84, 66.05, 0.04))
+
+
+def test_a_chart_is_a_picture_of_every_panel() -> None:
+    """Wider with more of them; a method of which nothing was run is no trouble."""
+    panel = Panel("net", {"GReg-1": [(2.0, 90.0, 0.1)], "one-shot": [(2.0, 89.0, 0.0)]}, {"GReg-1": [], "one-shot": []})
+    sizes = [struct.unpack(">II", chart([panel] * count)[16:24]) for count in (1, 2)]
+    assert sizes[1][0] > 1.8 * sizes[0][0]
+    assert sizes[1][1] == sizes[0][1]
 
 
 def test_only_what_was_asked_for_is_run(shelf: Path, said: dict[str, Any]) -> None:
@@ -1465,8 +1494,8 @@ def test_the_document_is_made_from_results(shelf: Path, tmp_path: Path) -> None:
     short, long = text.split("<!-- table1 paper -->")
     assert f"| {final} |" in short
     assert "| GReg-1, here: last epoch | not run | not run | not run |" in long
-    assert "(figures/figure1-resnet56.png)" in long
-    assert (tmp_path / "figures" / "figure1-resnet56.png").read_bytes()[:4] == b"\x89PNG"
+    assert "(figures/figure1-resnet56-paper.png)" in long
+    assert (tmp_path / "figures" / "figure1-resnet56-paper.png").read_bytes()[:4] == b"\x89PNG"
     assert re.search(r"Missed: table1 resnet56-0.9 one-shot \(accuracy: -\d", long)
     assert read(shelf, "base-smoke-vgg19-cifar100")["sha256"][:16] in long
     assert tables("--check", *given) == 0

@@ -63,6 +63,7 @@ def refused(action: Callable[[], Any], *names: str) -> None:
         ("[1 - 15 : 0.7, 0:0]", Ranges(((1, 15, 0.7), (0, 0, 0.0)))),
         ({"fc": 0.5, "conv": 0}, ByName((("fc", 0.5), ("conv", 0.0)))),
         (gp.Global(0.3), gp.Global(0.3)),
+        (gp.Global(0.3, stem=True), gp.Global(0.3, None, True)),
         (gp.Speedup(2.5), gp.Speedup(2.5)),
     ],
 )
@@ -180,6 +181,7 @@ def test_numbers_from_numpy_are_numbers() -> None:
         ("[0.5, 0.5, 0.5, 0.5]", ("stem",)),
         (gp.Global(1.0), ("1.0",)),
         (gp.Global(0.5, 1.5), ("at_most", "1.5")),
+        (gp.Global(0.5, stem="yes"), ("stem", "yes")),  # type: ignore[arg-type]
         (gp.Global(0.5, float("nan")), ("at_most", "nan")),
         (gp.Global(float("nan")), ("nan",)),
         (gp.Global("0.5"), ("0.5",)),  # type: ignore[arg-type]
@@ -259,14 +261,33 @@ def test_global_spares_a_twentieth_of_filters_unless_told() -> None:
     assert list(lost(plan(gp.Global(0.5, at_most=1.0), net, example)).values()) == [39, 0]
 
 
-def test_global_over_single_weights() -> None:
-    """Every layer but the stem takes part, as with one ratio for each."""
+def test_global_takes_of_the_stem_if_told() -> None:
+    """What is least there goes, and is really removed; a stem that a residual stream is tied to stays in any case."""
+    net = seeded(lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1)))
+    with torch.no_grad():
+        net[0].weight[:3].mul_(1e-6)
+        net[2].weight[5].mul_(1e-6)
+    example = batch((2, 3, 4, 4), 2)[0]
+    assert lost(plan(gp.Global(0.25), net, example)) == {"2": 2}
+    pruner = plan(gp.Global(0.25, stem=True), net, example)
+    assert {name: (~mask).nonzero().flatten().tolist() for name, mask in pruner.masks().items()} == {
+        "0": [0, 1, 2], "2": [5],
+    }  # fmt: skip
+    assert [pruner.compact()[i].weight.shape[:2] for i in (0, 2, 3)] == [(5, 3), (7, 5), (2, 7)]
+    tied = [lost(plan(gp.Global(0.5, stem=stem))) for stem in (False, True)]
+    assert tied[0] == tied[1]
+
+
+@pytest.mark.parametrize("stem", [False, True])
+def test_global_over_single_weights(stem: bool) -> None:
+    """Every layer takes part, the stem only if told, as with one ratio for each."""
     net = seeded(MLP)
-    pruner = plan(gp.Global(0.6), net, batch((2, 5), 3)[0], granularity="weight")
-    rest = torch.cat([net.fc2.weight.detach().flatten(), net.fc3.weight.detach().flatten()]).abs()
-    assert lost(pruner)["fc1"] == 0
+    pruner = plan(gp.Global(0.6, stem=stem), net, batch((2, 5), 3)[0], granularity="weight")
+    parts = ["fc1"] * stem + ["fc2", "fc3"]
+    rest = torch.cat([net.get_submodule(name).weight.detach().flatten() for name in parts]).abs()
+    assert bool(lost(pruner)["fc1"]) == stem
     assert sum(lost(pruner).values()) == math.ceil(Fraction("0.6") * len(rest))
-    mask = torch.cat([pruner.masks()["fc2"].flatten(), pruner.masks()["fc3"].flatten()])
+    mask = torch.cat([pruner.masks()[name].flatten() for name in parts])
     assert float(rest[~mask].max()) < float(rest[mask].min())
 
 

@@ -187,6 +187,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ratio": ({"ratios": 0.3}, {"ratios": 0.6}),
     "global ratio": ({"ratios": gp.Global(0.3)}, {"ratios": gp.Global(0.6)}),
     "of a layer": ({"ratios": gp.Global(0.5)}, {"ratios": gp.Global(0.5, at_most=0.6)}),
+    "the stem": ({"ratios": gp.Global(0.5)}, {"ratios": gp.Global(0.5, stem=True)}),
     "global or not": ({"ratios": gp.Global(0.5)}, {"ratios": 0.5}),
     "schedule": ({"schedule": ONE}, {"schedule": TWO}),
     "one shot": ({"schedule": ONE}, {"schedule": gp.OneShot()}),

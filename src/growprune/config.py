@@ -111,6 +111,7 @@ class Prune(Config):
     global_ratio: float | None = option(
         None, "Instead of ratios: one over all layers together (at most 95 % of any).", PRUNE, above=0, below=1
     )
+    global_stem: bool = option(False, "With --global-ratio: of the stem's filters too.", PRUNE)
     scope: Literal["filter", "path"] = option("filter", "What the penalty touches (the paper's is filter)", PRUNE)
     coupled: bool = option(False, "Also prune filters tied by residual additions, together.", PRUNE)
     ignore: str = option(
@@ -138,6 +139,8 @@ class Prune(Config):
         if len(given) > 1:
             ways = " and ".join(map(flag, given))
             raise GrowpruneError(f"prune: give one of --ratios, --speedup and --global-ratio, not {ways}")
+        if self.global_stem and self.global_ratio is None:
+            raise GrowpruneError("--global-stem: only with --global-ratio; a list of ratios has one for the stem")
         if not given:
             object.__setattr__(self, "ratios", "0.5")
         if not self.weights:
@@ -265,7 +268,8 @@ def resolve(command: str, given: Mapping[str, Any], base: Mapping[str, Any] | No
     kind = KINDS[command]
     below = dict(base or {})
     if any(given.get(name) is not None for name in Prune.AMOUNTS):
-        below = {name: value for name, value in below.items() if name not in Prune.AMOUNTS}
+        replaced = {*Prune.AMOUNTS, *(() if given.get("global_ratio") is not None else ("global_stem",))}
+        below = {name: value for name, value in below.items() if name not in replaced}
     values = {**below, **given}
     for name in values:
         if name not in known(kind):

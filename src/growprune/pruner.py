@@ -244,9 +244,9 @@ class Pruner:
     # -- which units go ------------------------------------------------------------------------------------------
 
     def _may_lose(self) -> list[groups.Layer]:
-        """Layers that lose something; with one global ratio any may, but for the stem."""
+        """Layers that lose something; with one global ratio any may, the stem only if it says so."""
         if self.counts is None:
-            return [layer for layer in self.groups.layers if not layer.stem]
+            return [layer for layer in self.groups.layers if not layer.stem or _ratios.speaks_of_stem(self.spec)]
         return [layer for layer, count in zip(self.groups.layers, self.counts, strict=True) if count]
 
     def _units_of(self, layers: list[groups.Layer]) -> Tensor:

@@ -61,11 +61,13 @@ class Global:
     """One ratio over all layers together: the least scores anywhere go (the paper's OBD table).
 
     But no layer loses more than `at_most` of its own: what it would lose beyond stays, and is not taken elsewhere. By
-    default that is 95 % of its filters, or the ratio if that is more; of single weights, all but one.
+    default that is 95 % of its filters, or the ratio if that is more; of single weights, all but one. The stem stays
+    whole unless `stem` says that it is one of the layers.
     """
 
     ratio: float
     at_most: float | None = None
+    stem: bool = False
 
     def spared(self, size: int, granularity: str) -> int:
         """How many of a layer's units stay, however low their scores.
@@ -152,7 +154,8 @@ def write(spec: Spec) -> str:
     if isinstance(spec, Uniform):
         return repr(spec.ratio)
     if isinstance(spec, Global):
-        return f"global {spec.ratio!r}" + ("" if spec.at_most is None else f", {spec.at_most!r} a layer at most")
+        most = "" if spec.at_most is None else f", {spec.at_most!r} a layer at most"
+        return f"global {spec.ratio!r}{most}{', the stem too' if spec.stem else ''}"
     if isinstance(spec, Stages):
         return "[" + ", ".join(repr(r) for r in spec.ratios) + "]"
     if isinstance(spec, Ranges):
@@ -177,6 +180,8 @@ def check(spec: Spec) -> None:
             raise GrowpruneError(f"ratios: {value!r} is outside [0, 1)")
     if isinstance(spec, Global) and not (spec.at_most is None or (is_number(spec.at_most) and 0 <= spec.at_most <= 1)):
         raise GrowpruneError(f"ratios: Global(at_most=...) is a number from 0 to 1, not {spec.at_most!r}")
+    if isinstance(spec, Global) and not isinstance(spec.stem, bool):
+        raise GrowpruneError(f"ratios: Global(stem=...) is True or False, not {spec.stem!r}")
     if isinstance(spec, Ranges):
         ends = [-1, *(end for a, b, _ in sorted(spec.ranges) for end in (a, b))]
         if any(a > b or (i % 2 == 0 and a == b) for i, (a, b) in enumerate(itertools.pairwise(ends))):
@@ -192,8 +197,8 @@ def values_of(spec: Uniform | Stages | Ranges | ByName | Global) -> list[float]:
 
 
 def speaks_of_stem(spec: Spec) -> bool:
-    """Lists and names say what to do with the stem themselves; the other forms leave it alone."""
-    return isinstance(spec, (Stages, Ranges, ByName))
+    """Lists and names say what to do with the stem themselves, and `Global` may; the other forms leave it alone."""
+    return spec.stem if isinstance(spec, Global) else isinstance(spec, (Stages, Ranges, ByName))
 
 
 # -- numbers of units ----------------------------------------------------------------------------------------------

@@ -39,7 +39,9 @@ def ratios(config: Prune) -> Ratios:
     """How much of each layer goes."""
     if config.speedup is not None:
         return Speedup(config.speedup)
-    return Global(config.global_ratio) if config.global_ratio is not None else config.ratios or 0.0
+    if config.global_ratio is not None:
+        return Global(config.global_ratio, stem=config.global_stem)
+    return config.ratios or 0.0
 
 
 def pruner(config: Prune, net: nn.Module, images: Images) -> Pruner:

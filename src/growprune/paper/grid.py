@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from growprune.errors import GrowpruneError, nearest
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
+from growprune.paper.chart import Panel, chart
 from growprune.paper.results import Found
 from growprune.paper.setting import Setting
 
@@ -191,16 +193,43 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
 
 def contest(name: str, title: str, columns: Sequence[Versus], grids: Callable[[Look], list[Grid]]) -> Experiment:
     """An experiment whose rows are such columns."""
-    rows = tuple(Row(column.name, column.settings) for column in columns)
     return Experiment(
-        name, title, rows, grids, verdicts=lambda look: [each for column in columns for each in column.verdicts(look)]
+        name,
+        title,
+        tuple(Row(column.name, column.settings) for column in columns),
+        grids,
+        figures=lambda look: drawn(name, columns, look),
+        verdicts=lambda look: [each for column in columns for each in column.verdicts(look)],
     )
 
 
+def drawn(name: str, columns: Sequence[Versus], look: Look) -> dict[str, bytes]:
+    """Accuracy against speed-up, a panel a network; nothing where nothing was run."""
+    panels = []
+    for base in dict.fromkeys(column.settings[0].base for column in columns):
+        own = [column for column in columns if column.settings[0].base == base]
+        once, greg = ([each for column in own if (each := look(column.settings[which]))] for which in (0, 1))
+        smoke = "smoke run, " if any(each.scale == "smoke" for each in (*once, *greg)) else ""
+        theirs = {
+            "GReg-1": [(column.speedup, *column.greg) for column in own],
+            "one-shot": [(column.speedup, *column.once) for column in own],
+        }
+        ours = {
+            method: [(mean_speedup(each), each.mean(), each.spread()) for each in found]
+            for method, found in (("GReg-1", greg), ("one-shot", once))
+        }
+        if once or greg:
+            panels.append(Panel(f"{smoke}{base.model} on {base.data}", theirs, ours))
+    return {name: chart(panels)} if panels else {}
+
+
+def mean_speedup(*found: Found) -> float:
+    """Over the seeds: a global ratio leaves the layers' widths to the criterion."""
+    return statistics.mean(float(run["speedup"]) for each in found for run in each.runs)
+
+
 def speedup(*found: Found) -> str:
-    """The mean, over the seeds: a global ratio leaves the layers' widths to the criterion."""
-    values = [run["speedup"] for each in found for run in each.runs]
-    return f"{sum(values) / len(values):.2f}×" if values else ""
+    return f"{mean_speedup(*found):.2f}×" if any(found) else ""
 
 
 def sparsity(*found: Found) -> str:

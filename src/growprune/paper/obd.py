@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from growprune.paper.grid import Grid, Look, Versus, contest, versus
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
@@ -27,10 +29,9 @@ PAPER: dict[Base, tuple[tuple[float, tuple[float, float], tuple[float, float]], 
 
 
 def pair(base: Base, ratio: float) -> tuple[Setting, Setting]:
-    return (
-        Setting(base, "oneshot", global_ratio=ratio, criterion="obd"),
-        Setting(base, "greg1", global_ratio=ratio, criterion="obd"),
-    )
+    """Of all layers, VGG19's first among them (ResNet56's is tied to its first stage, and stays): see the docs."""
+    once = Setting(base, "oneshot", global_ratio=ratio, global_stem=base == VGG19, criterion="obd")
+    return once, replace(once, schedule="greg1")
 
 
 def columns(base: Base) -> list[Versus]:

@@ -107,6 +107,7 @@ class Setting:
     schedule: Kind
     ratios: str | None = None
     global_ratio: float | None = None
+    global_stem: bool = False
     criterion: Literal["l1", "obd", "random"] = "l1"
     scope: Literal["filter", "path"] = "filter"
     granularity: Literal["filter", "weight"] = "filter"
@@ -136,7 +137,7 @@ class Setting:
     def config(self, scale: Scale, seed: int, weights: Path, **more: Any) -> Prune:
         """The run it comes to; `more` are options that hold where it has none of its own."""
         scale = self.at(scale)
-        own = ("schedule", "ratios", "global_ratio", "criterion", "scope", "granularity", "ignore")
+        own = ("schedule", "ratios", "global_ratio", "global_stem", "criterion", "scope", "granularity", "ignore")
         options: dict[str, Any] = {key: getattr(self, key) for key in own}
         options |= {**self.base.recipe.prune, **(SMOKE if scale == "smoke" else {})}
         if (ku := self.interval(scale)) is not None:
@@ -156,7 +157,7 @@ class Setting:
         'resnet56-cifar10-greg1-0_0.9_0.9_0.9-ku1-seed0'
         """
         amount = "_".join(re.findall(r"[\d.]+", self.ratios)) if self.ratios else f"global{self.global_ratio}"
-        words = [self.base.named(scale), self.schedule, amount]
+        words = [self.base.named(scale), self.schedule, amount, *(["stem"] if self.global_stem else [])]
         words += [self.criterion] if self.criterion != "l1" else []
         words += [self.scope] if self.scope != "filter" else []
         words += [self.granularity] if self.granularity != "filter" else []
