@@ -1,4 +1,5 @@
-"""What OBD's criterion leaves of ResNet56 and VGG19 under one ratio for all layers: two curvatures, three floors.
+"""What OBD's criterion leaves of ResNet56 and VGG19 under one ratio for all layers: by two curvatures, with two
+floors, with and without the stem.
 
     python benchmarks/curvature.py RESNET56 VGG19 [--data-dir data] [--out results/curvature.json]
 
@@ -16,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,10 @@ from growprune.feeds import Images
 from growprune.paper.obd import PAPER, RATIOS
 from growprune.weights import restore
 
-FLOORS = {
-    "one filter": gp.Global(0, at_most=1.0),
-    "a twentieth": gp.Global(0, at_most=0.95),
-    "a twentieth, of the stem too": gp.Global(0, at_most=0.95, stem=True),
+FLOORS: dict[str, dict[str, Any]] = {
+    "one filter": {"at_most": 1.0},
+    "a twentieth": {"at_most": 0.95},
+    "a twentieth, of the stem too": {"at_most": 0.95, "stem": True},
 }
 
 
@@ -82,9 +82,9 @@ class Once(Criterion):
 
 
 def picks(net: nn.Module, example: Tensor, criterion: Once) -> Iterator[dict[str, Any]]:
-    for floor, spec in FLOORS.items():
+    for floor, options in FLOORS.items():
         for ratio in RATIOS:
-            pruner = gp.Pruner(net, example, gp.OneShot(), criterion, replace(spec, ratio=ratio))
+            pruner = gp.Pruner(net, example, gp.OneShot(), criterion, gp.Global(ratio, **options))
             kept = [int(mask.sum()) for mask in pruner.masks().values()]
             times = gp.speedup(gp.measure(net, example), gp.measure(pruner.compact(), example))
             yield {"floor": floor, "ratio": ratio, "speedup": round(times, 2), "kept": kept}

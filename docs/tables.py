@@ -17,54 +17,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from growprune import paper
-from growprune.paper import table1, table2
 from growprune.paper.comparison import bars_met, bases_trained, compared, done_so_far
 from growprune.paper.cost import cost
-from growprune.paper.grid import Grid, markdown, speedup
+from growprune.paper.grid import markdown
+from growprune.paper.headline import headline
 from growprune.paper.reproduce import Lab
-from growprune.paper.setting import RESNET56, VGG19, Base, Setting
 
 HERE = Path(__file__).parent
 IMAGES = "imagenette"
 """What tables 3 and 4 are run on here: of ImageNet itself there is nothing."""
 EXPERIMENTS = [paper.find(name, IMAGES) for name in paper.NAMES]
-Methods = dict[str, tuple[Setting, float]]
-"""Of each its setting, and the paper's mean."""
 SECTION = re.compile(r"<!-- (\w+) (paper|short) -->\n.*?<!-- end -->", re.DOTALL)
-
-
-def of_table1(base: Base, ratio: float) -> Methods:
-    (once, greg), (_, theirs_once, theirs_greg) = table1.pair(base, ratio), table1.PAPER[base][ratio]
-    return {"one-shot": (once, theirs_once[0]), "GReg-1": (greg, theirs_greg[0])}
-
-
-def of_table2(base: Base) -> Methods:
-    return dict(zip(table2.NAMES, zip(table2.both(base), table2.OURS[base][1:3], strict=True), strict=True))
-
-
-def headline(lab: Lab) -> Grid:
-    """What the README shows: of each network a row or two."""
-    rows = [
-        (RESNET56, of_table2(RESNET56)),
-        (RESNET56, of_table1(RESNET56, 0.9)),
-        (VGG19, of_table1(VGG19, 0.7) | of_table2(VGG19)),  # of the same ratios
-    ]
-    lines = []
-    for base, methods in rows:
-        found = {name: lab.look(setting) for name, (setting, _) in methods.items()}
-        start = f"{found['GReg-1'].mean('base'):.2f} (paper {base.accuracy:.2f})" if found["GReg-1"] else ""
-        cells = [
-            f"{found[name].text()} (paper {methods[name][1]:.2f})" if name in methods else ""
-            for name in ("one-shot", "GReg-1", "GReg-2")
-        ]
-        lines.append((f"{base.model} on {base.data}", speedup(found["GReg-1"]), start, *cells))
-    return Grid("", ("", "speed-up", "base network", "one-shot", "GReg-1", "GReg-2"), tuple(lines))
 
 
 def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
     """One section's words, and its pictures by name."""
     if name == "headline":
-        return markdown(headline(lab)).partition("\n\n")[2], {}  # it needs no title
+        return markdown(headline(lab.look)), {}
     if name == "status":
         return markdown(done_so_far(lab, EXPERIMENTS)), {}
     if name == "bars":

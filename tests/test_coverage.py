@@ -138,7 +138,7 @@ def test_layers_that_stay_whole_say_why() -> None:
     pruner = gp.Pruner(model, x, gp.OneShot(), ignore=["kept"])
     assert [layer.name for layer in pruner.groups.layers] == ["inner", "free"]
     assert pruner.stays == {
-        "stem": "it reads the input (ratios by list or by name let it go)",
+        "stem": "it reads the input (ratios by list or by name, or Global(stem=True), let it go)",
         "depthwise": "it is tied to a layer that stays",
         "stream": "what is ignored belongs to it, or reads it",
         "again": "what is ignored belongs to it, or reads it",

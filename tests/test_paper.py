@@ -16,7 +16,6 @@ import runpy
 import shutil
 import signal
 import statistics
-import struct
 import subprocess
 import sys
 import time
@@ -673,17 +672,38 @@ def test_a_contest_is_drawn_as_far_as_it_was_run(tmp_path: Path, monkeypatch: py
     shelve(lab, greg, speedup=9.0)
     assert table1.EXPERIMENT.figures(lab.look) == {"table1": b""}
     ((panel,),) = seen
-    assert (panel.title, list(panel.ours)) == ("vgg19 on cifar100", list(panel.theirs))
-    assert panel.ours == {"GReg-1": [(9.0, 90.0, 0.0)], "one-shot": [(9.0, 66.5, 0.5)]}
-    assert (len(panel.theirs["GReg-1"]), panel.theirs["one-shot"][2]) == (5, (8.84, 66.05, 0.04))
+    assert panel.title == "vgg19 on cifar100"
+    assert panel.ours == {
+        "GReg-1, here": [None, None, (9.0, 90.0, None), None, None],
+        "one-shot, here": [None, None, (9.0, 66.5, 0.5), None, None],
+    }
+    assert list(panel.theirs) == ["GReg-1, paper", "one-shot, paper"]
+    assert (len(panel.theirs["GReg-1, paper"]), panel.theirs["one-shot, paper"][2]) == (5, (8.84, 66.05, 0.04))
+    short = Lab(tmp_path)
+    shelve(short, greg)
+    table1.EXPERIMENT.figures(short.look)
+    assert list(seen[-1][0].ours) == ["GReg-1, here (Ku = 1)", "one-shot, here"]
 
 
-def test_a_chart_is_a_picture_of_every_panel() -> None:
-    """Wider with more of them; a method of which nothing was run is no trouble."""
-    panel = Panel("net", {"GReg-1": [(2.0, 90.0, 0.1)], "one-shot": [(2.0, 89.0, 0.0)]}, {"GReg-1": [], "one-shot": []})
-    sizes = [struct.unpack(">II", chart([panel] * count)[16:24]) for count in (1, 2)]
-    assert sizes[1][0] > 1.8 * sizes[0][0]
-    assert sizes[1][1] == sizes[0][1]
+def test_a_chart_shows_every_line_of_every_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ticks enough to read the speed-ups off; where nothing was run there is a gap."""
+    drawn: list[Any] = []
+    monkeypatch.setattr("growprune.report.figures.png", lambda figure: drawn.append(figure) or b"")
+    panels = []
+    for base in (RESNET56, VGG19):
+        theirs = {"a": [(each.speedup, *each.greg) for each in obd.columns(base)]}
+        panels.append(Panel(base.model, theirs, {"b": [None, None, (5.0, 80.0, None), (6.0, 79.0, 0.5), None]}))
+    chart(panels)
+    drawn[0].canvas.draw()
+    for axes, base in zip(drawn[0].axes, (RESNET56, VGG19), strict=True):
+        low, high = axes.get_xlim()
+        assert sum(low <= tick <= high for tick in axes.get_xticks()) >= 3
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+        lines = [
+            line.get_xdata() for line in axes.lines if len(line.get_xdata()) == 5 and line.get_linestyle() != "None"
+        ]
+        assert list(lines[0]) == [each.speedup for each in obd.columns(base)]
+        assert [math.isnan(x) for x in lines[1]] == [True, True, False, False, True]
 
 
 def test_only_what_was_asked_for_is_run(shelf: Path, said: dict[str, Any]) -> None:
@@ -1142,28 +1162,42 @@ def test_a_run_that_another_process_has_shelved_meanwhile_is_left_as_it_is(shelf
     assert (contents(out), file.stat().st_ino) == (before, number)
 
 
+def test_tables_say_on_what_their_runs_were_made(tmp_path: Path) -> None:
+    """As many as are shown, the most frequent place first; a file that does not say it is a run's all the same."""
+    lab, (once, greg) = Lab(tmp_path), table1.pair(RESNET56, 0.9)
+
+    def said(*only: str) -> list[str]:
+        return [each for each in compared(lab, table1.EXPERIMENT).of(only).remarks if " on " in each]
+
+    assert said() == []
+    shelve(lab, greg)
+    for seed in (0, 1):
+        shelve(lab, once, seed, environment={"device": "cuda", "device_name": "loom", "torch": "3", "world": 2})
+    loom, abacus = "2 × loom, torch 3, growprune not known", "abacus, torch 2, growprune 0"
+    assert said() == said("resnet56-0.9") == [f"2 runs on {loom}; 1 run on {abacus}."]
+    assert said("resnet56-0.5") == []
+    shown = compared(lab, table1.EXPERIMENT).to_json()["runs"]
+    assert [run["made_on"] for runs in shown.values() for run in runs] == [loom, loom, abacus]
+
+
 def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
     """One-shot with three seeds, GReg-1 with one: its gain is over that one; nor are precisions mixed in silence."""
     lab, (once, greg) = Lab(tmp_path, "paper"), table1.pair(RESNET56, 0.9)
-    assert compared(lab, table1.EXPERIMENT).notes == ()
     shelve(lab, greg)
-    assert compared(lab, table1.EXPERIMENT).notes == ("1 run on abacus, torch 2, growprune 0.",)
-    shelve(lab, once, environment={"device": "cpu", "device_name": "abacus", "torch": "3", "growprune": "0"})
-    assert compared(lab, table1.EXPERIMENT).notes == (
-        "1 run on abacus, torch 3, growprune 0; 1 run on abacus, torch 2, growprune 0.",
-    )
+    assert compared(lab, table1.EXPERIMENT).notes == ()
+    shelve(lab, once)
+    assert compared(lab, table1.EXPERIMENT).notes == ()
     for seed, precision in ((0, "bf16"), (1, "fp32"), (2, "bf16")):
         shelve(lab, once, seed, choices={"finetune": {"precision": precision}, "prune": {"precision": "bf16"}})
     assert compared(lab, table1.EXPERIMENT).notes == (
         "± is the deviation over so many runs as stand in brackets.",
         "Differences between methods are over the seeds that both were run with.",
         "Means over runs of different precision: resnet56-cifar10-oneshot-0_0.9_0.9_0.9.",
-        "4 runs on abacus, torch 2, growprune 0.",
     )
     assert "Differences" not in "".join(compared(lab, paper.find("scopes")).notes)  # of the same runs: it shows none
     shelve(lab, greg, 1, choices={"finetune": {"precision": "fp32"}})
     shelve(lab, greg, 2, choices={"finetune": {"precision": "bf16"}})
-    assert compared(lab, table1.EXPERIMENT).notes[-2].endswith("greg1-0_0.9_0.9_0.9-ku10.")
+    assert compared(lab, table1.EXPERIMENT).notes[-1].endswith("greg1-0_0.9_0.9_0.9-ku10.")
     for seed in (1, 2):
         lab.shelf.file(greg, seed).unlink()
     (row,) = (

@@ -274,8 +274,9 @@ def test_global_takes_of_the_stem_if_told() -> None:
         "0": [0, 1, 2], "2": [5],
     }  # fmt: skip
     assert [pruner.compact()[i].weight.shape[:2] for i in (0, 2, 3)] == [(5, 3), (7, 5), (2, 7)]
-    tied = [lost(plan(gp.Global(0.5, stem=stem))) for stem in (False, True)]
-    assert tied[0] == tied[1]
+    for coupled in (False, True):  # with the stream, if at all
+        tied = [lost(plan(gp.Global(0.5, stem=stem), coupled=coupled)) for stem in (False, True)]
+        assert tied[0] == tied[1]
 
 
 @pytest.mark.parametrize("stem", [False, True])

@@ -111,7 +111,7 @@ class Prune(Config):
     global_ratio: float | None = option(
         None, "Instead of ratios: one over all layers together (at most 95 % of any).", PRUNE, above=0, below=1
     )
-    global_stem: bool = option(False, "With --global-ratio: of the stem's filters too.", PRUNE)
+    global_stem: bool = option(False, "With --global-ratio: the stem is one of the layers.", PRUNE)
     scope: Literal["filter", "path"] = option("filter", "What the penalty touches (the paper's is filter)", PRUNE)
     coupled: bool = option(False, "Also prune filters tied by residual additions, together.", PRUNE)
     ignore: str = option(

@@ -282,7 +282,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
 def why_by_choice(held_back: bool, tied: bool) -> str:
     """Why a layer stays whose channels nothing fixes."""
     if held_back:
-        return "it reads the input (ratios by list or by name let it go)"
+        return "it reads the input (ratios by list or by name, or Global(stem=True), let it go)"
     return "it is added to what other layers make (coupled=True lets it go)" if tied else TIED
 
 

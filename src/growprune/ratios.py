@@ -62,7 +62,7 @@ class Global:
 
     But no layer loses more than `at_most` of its own: what it would lose beyond stays, and is not taken elsewhere. By
     default that is 95 % of its filters, or the ratio if that is more; of single weights, all but one. The stem stays
-    whole unless `stem` says that it is one of the layers.
+    whole unless `stem` says that it is one of the layers; if it is part of a residual stream it goes as that does.
     """
 
     ratio: float

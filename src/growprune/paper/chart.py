@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-Points = list[tuple[float, float, float]]
-"""Speed-up, mean accuracy and its deviation over the runs."""
+Point = tuple[float, float, float | None]
+"""Speed-up, mean accuracy, and its deviation if there were several runs."""
+NONE: Point = (math.nan, math.nan, None)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One network: by method what the paper has, and what there is here."""
+    """One network: lines of the paper's, and as many of ours, in the same order; None where nothing was run."""
 
     title: str
-    theirs: dict[str, Points]
-    ours: dict[str, Points]
+    theirs: Mapping[str, Sequence[Point | None]]
+    ours: Mapping[str, Sequence[Point | None]]
 
 
 def chart(panels: Sequence[Panel]) -> bytes:
@@ -25,17 +27,13 @@ def chart(panels: Sequence[Panel]) -> bytes:
 
     figure = canvas(5.2 * len(panels), 4.2)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for kind, style in ((panel.theirs, "paper"), (panel.ours, "here")):
-            for (method, points), colour in zip(kind.items(), METHOD_COLOURS, strict=False):
-                x, y, spread = zip(*points, strict=True) if points else ((), (), ())
-                faint = style == "paper"
-                axes.errorbar(
-                    x, y, spread, label=f"{method}, {style}", color=colour, capsize=2, marker="o", markersize=5,
-                    linestyle="--" if faint else "-", linewidth=1.1 if faint else 2, alpha=0.65 if faint else 1,
-                    markerfacecolor="white" if faint else colour,
-                )  # fmt: skip
+        for lines, style in ((panel.theirs, FAINT), (panel.ours, STRONG)):
+            for (label, points), colour in zip(lines.items(), METHOD_COLOURS, strict=False):
+                x, y, spread = zip(*(each or NONE for each in points), strict=True)
+                width = [math.nan if each is None else each for each in spread]
+                axes.errorbar(x, y, width, label=label, color=colour, capsize=2, marker="o", markersize=5, **style)
         axes.set(xlabel="speed-up", ylabel="accuracy on the test set (%)", xscale="log")
-        axes.xaxis.set_major_locator(LogLocator(base=2))
+        axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.5)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -44,3 +42,7 @@ def chart(panels: Sequence[Panel]) -> bytes:
         axes.legend(frameon=False, fontsize=9, loc="lower left")
         bare(axes)
     return png(figure)
+
+
+FAINT = {"linestyle": "--", "linewidth": 1.1, "alpha": 0.65, "markerfacecolor": "white"}
+STRONG = {"linestyle": "-", "linewidth": 2.0}

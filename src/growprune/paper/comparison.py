@@ -60,7 +60,7 @@ class Comparison:
     figures: dict[str, bytes]
     missing: dict[str, str]
     unasked: list[str] = field(default_factory=list)
-    runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    runs: dict[str, list[dict[str, float | str]]] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
@@ -85,15 +85,17 @@ class Comparison:
         return SMOKE if self.scale == "smoke" else ""
 
     @property
-    def stem(self) -> str:
-        """Of its files' names: a folder's own, for another folder has tables of its own."""
+    def file_name(self) -> str:
+        """Without its ending. Tables of a folder of images have that one's name: two folders' lie side by side."""
         data = sorted({setting.base.data for setting in self.experiment.settings()} - {*CIFARS})
         folders = [] if self.scale == "smoke" else [Path(each).absolute().name for each in data]
         return "-".join([self.experiment.name, *folders, self.scale])
 
     @property
     def remarks(self) -> list[str]:
-        said = [words(self.experiment, self.scale), *self.notes, *(f"Not read: {damage}." for damage in self.unread)]
+        made = made_on(str(run["made_on"]) for runs in self.runs.values() for run in runs)
+        said = [words(self.experiment, self.scale), *self.notes, *made]
+        said += [f"Not read: {damage}." for damage in self.unread]
         if self.missing:
             said.append(f"Not all of it was run; missing: {', '.join(self.missing.values())}.")
         if self.unasked:
@@ -166,11 +168,17 @@ def lacking(lab: Lab, experiment: Experiment) -> dict[str, str]:
     return rows
 
 
-def numbers(run: Mapping[str, Any]) -> dict[str, float]:
-    """What a program may want to compute with; accuracies in percent."""
+def numbers(run: Mapping[str, Any]) -> dict[str, float | str]:
+    """What a program may want to compute with, accuracies in percent; and on what it was made."""
     accuracy = {key: run["accuracy"][key] for key in ("base", "before_removal", "after_removal", "best")}
     costs = {key: run[key] for key in ("speedup", "sparsity")}
-    return {"seed": run["config"]["seed"], "last": run["accuracy"]["final"], **accuracy, **costs}
+    return {
+        "seed": run["config"]["seed"],
+        "last": run["accuracy"]["final"],
+        **accuracy,
+        **costs,
+        "made_on": surroundings(run),
+    }
 
 
 def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str, ...]:
@@ -184,24 +192,34 @@ def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str,
         said.append("Differences between methods are over the seeds that both were run with.")
     if mixed := [name for name, found in runs.items() if len(found.precisions) > 1]:
         said.append(f"Means over runs of different precision: {', '.join(mixed)}.")
-    return (*said, *made_on(run["environment"] for found in runs.values() for run in found.runs))
+    return tuple(said)
 
 
-def made_on(environments: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def surroundings(run: Mapping[str, Any]) -> str:
+    """
+    >>> surroundings({"environment": {"device_name": "NVIDIA H200", "torch": "2.11.0", "world": 8}})
+    '8 × NVIDIA H200, torch 2.11.0, growprune not known'
+    """
+    there = run["environment"]
+    device, torch, own = (there.get(key, "not known") for key in ("device_name", "torch", "growprune"))
+    several = f"{there['world']} × " if there.get("world", 1) > 1 else ""
+    return f"{several}{device}, torch {torch}, growprune {own}"
+
+
+def made_on(places: Iterable[str]) -> list[str]:
     """On what devices, with which versions, the most frequent first; nothing of no runs.
 
-    >>> made_on([{"device_name": "NVIDIA H200", "torch": "2.11.0", "growprune": "0.1.0"}] * 2)
-    ('2 runs on NVIDIA H200, torch 2.11.0, growprune 0.1.0.',)
+    >>> made_on(["NVIDIA H200, torch 2.11.0", "x86_64, torch 2.14.1", "x86_64, torch 2.14.1"])
+    ['2 runs on x86_64, torch 2.14.1; 1 run on NVIDIA H200, torch 2.11.0.']
     """
-    found = Counter(f"{e['device_name']}, torch {e['torch']}, growprune {e['growprune']}" for e in environments)
-    each = [f"{count} run{'s' * (count > 1)} on {where}" for where, count in found.most_common()]
-    return (f"{'; '.join(each)}.",) if each else ()
+    each = [f"{count} run{'s' * (count > 1)} on {where}" for where, count in Counter(places).most_common()]
+    return [f"{'; '.join(each)}."] if each else []
 
 
 def publish(comparison: Comparison, place: Path) -> Path:
     """Write the comparison as Markdown, JSON and a page, with its figures; gives the page."""
     place.mkdir(parents=True, exist_ok=True)
-    stem = comparison.stem
+    stem = comparison.file_name
     write_whole(place / f"{stem}.md", comparison.markdown().encode())
     write_whole(place / f"{stem}.json", (json.dumps(comparison.to_json(), indent=1) + "\n").encode())
     for figure, blob in comparison.figures.items():

@@ -10,7 +10,7 @@ from typing import Any
 from growprune.errors import GrowpruneError, nearest
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
-from growprune.paper.chart import Panel, chart
+from growprune.paper.chart import Panel, Point, chart
 from growprune.paper.results import Found
 from growprune.paper.setting import Setting
 
@@ -74,7 +74,8 @@ def markdown(grid: Grid) -> str:
     | --- | --- |
     | 1 | 2 |
     """
-    lines = [f"**{grid.title}**", "", row_of(grid.head), row_of(["---"] * len(grid.head)), *map(row_of, grid.lines)]
+    title = [f"**{grid.title}**", ""] if grid.title else []
+    lines = [*title, row_of(grid.head), row_of(["---"] * len(grid.head)), *map(row_of, grid.lines)]
     return "\n".join([*lines, *(f"\n{remark}" for remark in grid.remarks)])
 
 
@@ -208,19 +209,27 @@ def drawn(name: str, columns: Sequence[Versus], look: Look) -> dict[str, bytes]:
     panels = []
     for base in dict.fromkeys(column.settings[0].base for column in columns):
         own = [column for column in columns if column.settings[0].base == base]
-        once, greg = ([each for column in own if (each := look(column.settings[which]))] for which in (0, 1))
-        smoke = "smoke run, " if any(each.scale == "smoke" for each in (*once, *greg)) else ""
-        theirs = {
-            "GReg-1": [(column.speedup, *column.greg) for column in own],
-            "one-shot": [(column.speedup, *column.once) for column in own],
-        }
-        ours = {
-            method: [(mean_speedup(each), each.mean(), each.spread()) for each in found]
-            for method, found in (("GReg-1", greg), ("one-shot", once))
-        }
-        if once or greg:
-            panels.append(Panel(f"{smoke}{base.model} on {base.data}", theirs, ours))
+        once, greg = ([look(column.settings[which]) for column in own] for which in (0, 1))
+        if not any((*once, *greg)):
+            continue
+        scale = greg[0].scale
+        shorter = " (Ku = 1)" if scale == "short" else ""
+        panels.append(
+            Panel(
+                f"{'smoke run, ' if scale == 'smoke' else ''}{base.model} on {base.data}",
+                {
+                    "GReg-1, paper": [(column.speedup, *column.greg) for column in own],
+                    "one-shot, paper": [(column.speedup, *column.once) for column in own],
+                },
+                {f"GReg-1, here{shorter}": [*map(point, greg)], "one-shot, here": [*map(point, once)]},
+            )
+        )
     return {name: chart(panels)} if panels else {}
+
+
+def point(found: Found) -> Point | None:
+    """Where its runs lie; a single one has no deviation."""
+    return (mean_speedup(found), found.mean(), found.spread() if len(found.runs) > 1 else None) if found else None
 
 
 def mean_speedup(*found: Found) -> float:

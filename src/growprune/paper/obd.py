@@ -29,7 +29,8 @@ PAPER: dict[Base, tuple[tuple[float, tuple[float, float], tuple[float, float]], 
 
 
 def pair(base: Base, ratio: float) -> tuple[Setting, Setting]:
-    """Of all layers, VGG19's first among them (ResNet56's is tied to its first stage, and stays): see the docs."""
+    """Of all layers, VGG19's first one too, as the paper's speed-ups show (docs/reproduction.md); ResNet56's is tied to
+    its first stage, and stays."""
     once = Setting(base, "oneshot", global_ratio=ratio, global_stem=base == VGG19, criterion="obd")
     return once, replace(once, schedule="greg1")
 

@@ -231,7 +231,7 @@ SHAPE: dict[str, Any] = {
     "accuracy": dict.fromkeys(("base", "before_removal", "after_removal", "final", "best"), float),
     "base": {"sha256": str, "accuracy": float},
     "images": {"train": float},
-    "environment": dict.fromkeys(("device", "device_name", "torch", "growprune"), str),
+    "environment": {"device": str},
     "config": {"seed": float, "epochs": float, "batch": float, "prune_batch": float, "data": str},
     **dict.fromkeys(("speedup", "sparsity", "steps", "seconds"), float),
     "course": [float],
