@@ -626,10 +626,10 @@ def test_the_forecast_knows_of_images_that_are_waited_for(
         monkeypatch.setattr(f"growprune.paper.reproduce.{name}", lambda *given, value=value: value)
     base, lab = imagenet.base("resnet50", str(tmp_path / "photographs")), Lab(tmp_path / "out")
     shown = base.epochs * 300
-    assert forecast(lab, [base], []).endswith(f" about {duration(seconds * shown)} on this device")
+    assert forecast(lab, [base], []).endswith(f" about {duration(1 + seconds * shown)} on this device")
     monkeypatch.setattr("growprune.paper.reproduce.launched", lambda: True)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert forecast(lab, [base], []).endswith(f" about {duration(seconds * shown / 4)} on this device")
+    assert forecast(lab, [base], []).endswith(f" about {duration(1 + seconds * shown / 4)} on this device")
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------

@@ -237,6 +237,8 @@ GUESS = {  # two CPU cores; one H200 with four runs of the small ones at once
 """Seconds an image takes in training where nothing was measured yet."""
 SMALL = 3e-4
 """The same at smoke scale."""
+BESIDES = 1.0
+"""Seconds a run takes besides what it counts itself: its report, its files."""
 DECODED = 135
 """JPEGs of ImageNet's size that a core brings in a second (results/bench/h200-loader.json)."""
 KEPT = 3 * 256**2
@@ -259,6 +261,7 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
         if count
     )
     seconds /= int(os.environ["WORLD_SIZE"]) if launched() else 1
+    seconds += BESIDES * (len(bases) + len(wanted))
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
     if len(wanted) > 1:
         runs += f", {min(lab.at_once, len(wanted))} at once" if lab.at_once > 1 else ", one after another"
