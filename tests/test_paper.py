@@ -1058,9 +1058,9 @@ def hold(folder: Path) -> int:
 
 
 def test_a_run_that_another_process_takes_up_meanwhile_is_busy_too(
-    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Free when it was looked at, held when its turn has come: told in the same words."""
+    """Free when it was looked at, held when its turn has come: told in the same words, and not as one that failed."""
     out, held = bare(shelf, tmp_path / "out", ONCE), []
 
     def meanwhile(*given: Any, **more: Any) -> Any:
@@ -1075,6 +1075,9 @@ def test_a_run_that_another_process_takes_up_meanwhile_is_busy_too(
         for each in held:
             os.close(each)
     assert str(told.value) == f"{GREG1}: {BUSY}"
+    said = capsys.readouterr().err
+    assert "in use by another process" in said
+    assert "failed" not in said
 
 
 def test_no_run_shows_what_is_there_and_does_nothing(shop: Shop, shelf: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from growprune.config import Config
 from growprune.errors import GrowpruneError, told
 from growprune.jobs import FINISHED, heeding, surroundings, threads, together, usable
 from growprune.report.progress import Progress
-from growprune.run import Folder
+from growprune.run import Folder, busy
 from growprune.train import Job, StoppedError
 
 
@@ -130,7 +130,8 @@ class Several:
             raise error
         self.failures[number] = why
         progress.end(f"failed after {progress.done:,} of {progress.steps:,} steps")
-        progress.say(f"failed: {why}")
+        elsewhere = why.startswith(busy(self.configs[number][1]))  # it has not failed: another process does it
+        progress.say(why if elsewhere else f"failed: {why}")
         if number in self.folders:
             self.folders[number].abandon()
             self.folders.pop(number).close()
