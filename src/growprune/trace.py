@@ -108,12 +108,17 @@ def varying(labels: Tensor) -> list[int]:
     return [dim for dim, size in enumerate(labels.shape) if size > 1]
 
 
+CALLED = {"mkldnn_rnn_layer": "lstm", "linalg_vector_norm": "norm"}
+"""Operators that nobody calls by torch's name."""
+
+
 def needs_all(operator: str) -> str:
     """
-    >>> needs_all("aten::split.Tensor"), needs_all("aten::add_.Tensor")
-    ('split() needs all of its channels', 'it is added to what no layer makes')
+    >>> needs_all("aten::split.Tensor"), needs_all("aten::add_.Tensor"), needs_all("aten::mkldnn_rnn_layer")
+    ('split() needs all of its channels', 'it is added to what no layer makes', 'lstm() needs all of its channels')
     """
-    name = operator.removeprefix("aten::").partition(".")[0].rstrip("_")
+    name = operator.removeprefix("aten::").partition(".")[0].strip("_")
+    name = CALLED.get(name, name)
     return "it is added to what no layer makes" if name == "add" else f"{name}() needs all of its channels"
 
 
