@@ -138,7 +138,7 @@ def test_layers_that_stay_whole_say_why() -> None:
     pruner = gp.Pruner(model, x, gp.OneShot(), ignore=["kept"])
     assert [layer.name for layer in pruner.groups.layers] == ["inner", "free"]
     assert pruner.stays == {
-        "stem": "it reads the input (ratios by list or by name, or Global(stem=True), let it go)",
+        "stem": "it reads the input, and goes only by ratios in a list or by name, or Global(stem=True)",
         "depthwise": "it is tied to a layer that stays",
         "stream": "what is ignored belongs to it, or reads it",
         "again": "what is ignored belongs to it, or reads it",
@@ -147,7 +147,7 @@ def test_layers_that_stay_whole_say_why() -> None:
         "padded": "it is added to what no layer makes",
         "head": "it makes what the model returns",
     }
-    tied = "it is added to what other layers make (coupled=True lets it go)"
+    tied = "it is added to what other layers make, and goes only with coupled=True"
     free = gp.Pruner(model, x, gp.OneShot())
     assert {name for name, why in free.stays.items() if why == tied} == {"stream", "again"}
     padded = gp.Pruner(create("resnet20", 10), torch.randn(1, 3, 32, 32), gp.OneShot())  # half of a shortcut is zeros
@@ -202,7 +202,7 @@ def test_what_hangs_on_a_layer_given_up_on_trial_stays_too() -> None:
 
 def test_that_no_layer_can_go_is_said_with_the_reasons() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2))
-    with pytest.raises(gp.GrowpruneError, match=r"1 stay whole since it reads the input .* \(0\), 1 since it makes"):
+    with pytest.raises(gp.GrowpruneError, match=r"1 stay whole since it reads the input, .* \(0\), 1 since it makes"):
         gp.Pruner(model, torch.randn(1, 3, 2, 2), gp.OneShot())
 
 

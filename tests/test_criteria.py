@@ -382,6 +382,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         gp.OBD([(ONES, torch.tensor([0, 1, 2]))], loss=nn.CrossEntropyLoss(reduction="none")),
         "one number",
     ),
+    "a number": (nn.Linear(2, 3), gp.OBD(3), "pairs, not int"),  # type: ignore[arg-type]
     "triples": (nn.Linear(2, 3), gp.OBD([(ONES, ONES, ONES)]), "pairs"),  # type: ignore[list-item]
     "no loss": (nn.Linear(2, 3), gp.Taylor([(ONES, torch.tensor([0, 1, 2]))], loss="mse"), "TypeError"),  # type: ignore[arg-type]
     "dict": (Two(), gp.OBD([(torch.ones(3, 3), torch.tensor([0, 1, 2]))]), "TypeError"),

@@ -679,10 +679,13 @@ def test_a_contest_is_drawn_as_far_as_it_was_run(tmp_path: Path, monkeypatch: py
     }
     assert list(panel.theirs) == ["GReg-1, paper", "one-shot, paper"]
     assert (len(panel.theirs["GReg-1, paper"]), panel.theirs["one-shot, paper"][2]) == (5, (8.84, 66.05, 0.04))
-    short = Lab(tmp_path)
-    shelve(short, greg)
-    table1.EXPERIMENT.figures(short.look)
-    assert list(seen[-1][0].ours) == ["GReg-1, here (Ku = 1)", "one-shot, here"]
+    short, smoke = Lab(tmp_path), Lab(tmp_path, "smoke")
+    for each in (short, smoke):
+        shelve(each, greg)
+        table1.EXPERIMENT.figures(each.look)
+    assert [*seen[-2][0].ours] == ["GReg-1, here (Ku = 1)", "one-shot, here"]
+    small = "smoke run: a small network on digits, for vgg19"
+    assert (seen[-1][0].title, seen[-1][0].theirs) == (small, {})  # nothing to be compared
 
 
 def test_a_chart_shows_every_line_of_every_panel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1412,6 +1415,9 @@ def test_a_mark_is_explained_by_the_bars_that_were_asked() -> None:
     assert bars.marked([missed]) == (f"{first}less than half the paper's gain, at ratios of 0.7 and more.",)
     assert bars.marked([met]) == (f"{first}at the paper's settings more than 0.3 below its mean.",)
     assert len(bars.marked([missed, met])[0].split(", or ")) == 2
+    shown = bars.accuracy("", Found(of(1.0).runs, "short"), 93.0)
+    (said,) = bars.marked(iter([met, shown]))
+    assert said == f"{bars.marked([met])[0]} Accuracies at other settings (Ku = 1) are shown and not judged."
     assert bars.marked([bars.gain("", of(), of(), 2.0), bars.accuracy("", Found(of(1.0).runs, "short"), 93.0)]) == ()
     small = Found(of(1.0).runs, "smoke")
     assert bars.marked([bars.gain("", small, small, 2.0), bars.order("", small, small)]) == ()

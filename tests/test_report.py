@@ -580,6 +580,24 @@ def test_removal_that_costs_nothing_is_told_so() -> None:
     assert first.endswith("Removal itself left accuracy at 93.0 %; the run ended at 93.4 %, as the base network.")
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({}, True),
+        ({"scope": "path"}, False),
+        ({"schedule": {"name": "OneShot"}}, False),
+        ({"granularity": "weight", "widths": {}}, False),
+    ],
+)
+def test_removal_that_costs_much_says_what_costs_less(change: dict[str, Any], told: bool) -> None:
+    """If there is something: of filters that were pushed, and not their whole path."""
+    accuracy = {"base": 93.4, "before_removal": 90.0, "after_removal": 84.9, "final": 93.4, "best": 93.5}
+    (first, _) = run.story(result(accuracy=accuracy) | change)
+    assert ("to 84.9 % (where batch norm follows, --scope path makes removal cost little); " in first) == told
+    (first, _) = run.story(result(accuracy=accuracy | {"after_removal": 85.0}) | change)
+    assert "--scope path" not in first
+
+
 def test_one_epoch_is_one_and_a_speed_up_is_called_so() -> None:
     (first, _) = run.story(result(epochs={"finetune": 1.0}, ratios="2.55x"))
     assert "fine-tuning for 1 epoch ended" in first

@@ -256,6 +256,8 @@ def average(
                 "criterion: without batches the model must return a score a class; give batches and a loss"
             )
         batches = [(example_input, own.argmax(1))]
+    if not isinstance(batches, Iterable):
+        raise GrowpruneError(f"criterion: batches must give (input, target) pairs, not {type(batches).__name__}")
     total: dict[str, Tensor] = {}
     number = 0
     for pair in batches:

@@ -39,7 +39,7 @@ class Pruner:
     `example_input`: a tensor, a tuple or list of arguments, or a dict of keyword arguments; a batch of one will do.
     `ignore`: layers never touched, by name or module, so that what they read stays too. `seed`: of the random one.
     Afterwards `skipped` says which layers the model's own code keeps from being pruned, and why; `stays` says so of all
-    layers that lose nothing, whatever their ratio.
+    layers that cannot lose anything, whatever their ratio.
     """
 
     def __init__(

@@ -306,8 +306,9 @@ class Job:
             low = config.precision == "bf16" or (self.cuda and config.precision == "auto")
             last = config.layout == "channels_last" or (self.cuda and config.layout == "auto")
             choice = Choice(
-                "bf16" if low else "fp32", "channels_last" if last else "contiguous", config.compile == "on"
-            )
+                "bf16" if low else "fp32", "channels_last" if last else "contiguous", config.compile == "on",
+                captured=False,
+            )  # fmt: skip
         else:
             known = stage.name, stage.batch, self.images.shape
             choice, free = tried(step, config, left, self.progress.say, self.measured, known)

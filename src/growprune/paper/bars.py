@@ -91,8 +91,11 @@ def above(row: str, once: Found, greg: Found) -> Verdict:
     return judged("above", row, greg, here, "" if here is None else f"{here:+.2f}", LEAST)
 
 
-def marked(verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+def marked(found: Iterable[Verdict]) -> tuple[str, ...]:
     """What the mark means in a table of these; nothing where nothing was judged."""
+    verdicts = list(found)
     held = {each.bar for each in verdicts if each.met is not None}
     words = [missed for bar, (_, missed) in BARS.items() if bar in held]
-    return (f"✗ marks a missed bar: {', or '.join(words)}.",) if words else ()
+    shown = any(each.bar == "accuracy" and each.value and not each.asked for each in verdicts)
+    but = " Accuracies at other settings (Ku = 1) are shown and not judged." if shown else ""
+    return (f"✗ marks a missed bar: {', or '.join(words)}.{but}",) if words else ()

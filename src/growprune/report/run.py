@@ -127,6 +127,11 @@ def removed(result: Result) -> str:
     return said[0].upper() + said[1:]
 
 
+HURTS = 5.0
+"""Points that removal may cost before it is said how it costs less."""
+HINT = "where batch norm follows, --scope path makes removal cost little"
+
+
 def course(result: Result) -> str:
     """How accuracy went through removal and fine-tuning, as far as it was measured."""
     accuracy, epochs, said = result["accuracy"], result.get("epochs") or {}, []
@@ -138,6 +143,9 @@ def course(result: Result) -> str:
             if same
             else f"took accuracy from {percent(before)} to {percent(after)}"
         )
+        pushed = result["schedule"]["name"] != "OneShot" and result["granularity"] == "filter"
+        if pushed and result["scope"] == "filter" and before - after > HURTS:
+            went += f" ({HINT})"
         said.append(f"removal itself {went}")
     if final is not None:
         count = epochs.get("finetune")
