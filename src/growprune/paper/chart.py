@@ -9,11 +9,13 @@ from dataclasses import dataclass
 Point = tuple[float, float, float | None]
 """Speed-up, mean accuracy, and its deviation if there were several runs."""
 NONE: Point = (math.nan, math.nan, None)
+FAINT = {"linestyle": "--", "linewidth": 1.1, "alpha": 0.65, "markerfacecolor": "white"}  # the paper's
+STRONG = {"linestyle": "-", "linewidth": 2.0}  # ours
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One network: lines of the paper's, and as many of ours, in the same order; None where nothing was run."""
+    """One network: by method the paper's line, if there is one, and ours; None where nothing was run."""
 
     title: str
     theirs: Mapping[str, Sequence[Point | None]]
@@ -42,7 +44,3 @@ def chart(panels: Sequence[Panel]) -> bytes:
         axes.legend(frameon=False, fontsize=9, loc="lower left")
         bare(axes)
     return png(figure)
-
-
-FAINT = {"linestyle": "--", "linewidth": 1.1, "alpha": 0.65, "markerfacecolor": "white"}
-STRONG = {"linestyle": "-", "linewidth": 2.0}
