@@ -31,7 +31,7 @@ from rich.console import Console
 from torch import nn
 
 import growprune as gp
-from growprune import GrowpruneError, data, models, paper
+from growprune import GrowpruneError, data, models, paper, recipe
 from growprune.config import Prune, Train
 from growprune.measurement import weight_sparsity
 from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, table1, table2, table3, table4
@@ -53,7 +53,6 @@ from growprune.paper.reproduce import (
 )
 from growprune.paper.results import Found
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
-from growprune.recipe import schedule
 from growprune.report import duration
 from growprune.run import in_use, lock
 from growprune.several import SomeFailedError, side_by_side
@@ -206,6 +205,13 @@ def test_configurations_are_the_papers() -> None:
             steps_between = 1 if scale == "short" and not setting.paper_scale else 10
             assert setting.schedule == "oneshot" or found["ku"] == (setting.ku or steps_between)
             assert (found["model"], found["data"]) == (setting.base.model, setting.base.data)
+
+
+def test_obds_global_ratio_is_of_vgg19s_first_layer_too() -> None:
+    """In the pruner's own words; ResNet56's cannot go alone."""
+    for base, stem in ((RESNET56, False), (VGG19, True)):
+        for setting in obd.pair(base, 0.9):
+            assert recipe.ratios(config(setting, "short")) == gp.Global(0.9, stem=stem)
 
 
 def test_imagenets_configurations_are_the_papers() -> None:
@@ -375,7 +381,7 @@ def test_the_short_scale_differs_by_ku_alone() -> None:
     ],
 )  # fmt: skip
 def test_schedules_are_as_long_as_the_papers(setting: Setting, scale: Scale, length: int) -> None:
-    assert schedule(config(setting, scale)).total_steps == length
+    assert recipe.schedule(config(setting, scale)).total_steps == length
 
 
 def test_figure_1_ends_where_the_papers_iterations_do() -> None:
@@ -383,10 +389,10 @@ def test_figure_1_ends_where_the_papers_iterations_do() -> None:
         (setting,) = paper.find("figure1").settings([base.model])
         for scale in ("paper", "short"):
             found = config(setting, scale)
-            assert schedule(found).total_steps == pytest.approx(30_000, rel=0.002)
+            assert recipe.schedule(found).total_steps == pytest.approx(30_000, rel=0.002)
             assert (found.ku, found.tau_pick, found.epochs) == (10, 0.03, 0)
             further = config(paper.find("figure1").settings([f"{base.model}-further"])[0], scale)
-            assert schedule(further).total_steps == pytest.approx(30_000, rel=0.002)
+            assert recipe.schedule(further).total_steps == pytest.approx(30_000, rel=0.002)
             assert (further.ku, further.tau_pick, further.epochs) == (1, 0.3, 0)
     assert table1.ratios(VGG19, 0.7) == table2.OURS[VGG19][3] == "[0:0, 1-15:0.7]"
 

@@ -88,6 +88,13 @@ def test_what_is_written_is_read_again(spec: Spec) -> None:
     assert read(write(spec)) == spec
 
 
+def test_no_two_global_ratios_are_written_alike() -> None:
+    """A report says it so, and a state is known by it."""
+    asked = [gp.Global(0.5, at_most, stem) for at_most in (None, 0.5, 0.95) for stem in (False, True)]
+    assert len({write(spec) for spec in asked}) == 6
+    assert write(asked[-1]) == "global 0.5, 0.95 a layer at most, the stem too"
+
+
 def test_lists_reach_the_layers_they_speak_of() -> None:
     """By stage: the first convolution of each block; by index: all layers from 0, in the order of execution."""
     by_stage = lost(plan("[0, 0.25, 0.5, 0.75]"))

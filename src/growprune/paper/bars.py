@@ -41,9 +41,13 @@ class Verdict:
     asked: bool = True
 
     @property
+    def mark(self) -> str:
+        return " ✗" if self.met is False else ""
+
+    @property
     def text(self) -> str:
         """As a table shows it."""
-        return f"{self.value} ✗" if self.met is False else self.value
+        return f"{self.value}{self.mark}"
 
 
 def accuracy(row: str, found: Found, paper: float) -> Verdict:

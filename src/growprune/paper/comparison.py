@@ -21,7 +21,7 @@ from growprune.paper.bars import BARS, Verdict
 from growprune.paper.grid import FEW, Experiment, Grid, markdown, to_json
 from growprune.paper.reproduce import Lab, missing
 from growprune.paper.results import Found, base_facts
-from growprune.paper.setting import Base, Scale, Setting
+from growprune.paper.setting import Base, Scale, Setting, called
 from growprune.report import Fitted, document, duration, html_figure, html_table
 from growprune.storage import write_whole
 
@@ -88,7 +88,7 @@ class Comparison:
     def file_name(self) -> str:
         """Without its ending. Tables of a folder of images have that one's name: two folders' lie side by side."""
         data = sorted({setting.base.data for setting in self.experiment.settings()} - {*CIFARS})
-        folders = [] if self.scale == "smoke" else [Path(each).absolute().name for each in data]
+        folders = [] if self.scale == "smoke" else [called(each) for each in data]
         return "-".join([self.experiment.name, *folders, self.scale])
 
     @property
@@ -177,7 +177,7 @@ def numbers(run: Mapping[str, Any]) -> dict[str, float | str]:
         "last": run["accuracy"]["final"],
         **accuracy,
         **costs,
-        "made_on": surroundings(run),
+        "made_on": place(run),
     }
 
 
@@ -195,9 +195,9 @@ def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str,
     return tuple(said)
 
 
-def surroundings(run: Mapping[str, Any]) -> str:
+def place(run: Mapping[str, Any]) -> str:
     """
-    >>> surroundings({"environment": {"device_name": "NVIDIA H200", "torch": "2.11.0", "world": 8}})
+    >>> place({"environment": {"device_name": "NVIDIA H200", "torch": "2.11.0", "world": 8}})
     '8 × NVIDIA H200, torch 2.11.0, growprune not known'
     """
     there = run["environment"]

@@ -35,7 +35,7 @@ def headline(look: Look) -> Grid:
             found = look(setting)
             verdict = bars.accuracy(name, found, mean)
             held.append(verdict)
-            cells[name] = f"{found.text()} (paper {mean:.2f}){' ✗' if verdict.met is False else ''}"
+            cells[name] = f"{found.text()} (paper {mean:.2f}){verdict.mark}"
         greg = look(methods["GReg-1"][0])
         start = f"{greg.mean('base'):.2f} (paper {base.accuracy:.2f})" if greg else ""
         lines.append((f"{base.model} on {base.data}", speedup(greg), start, *cells.values()))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from growprune.models import BasicBlock
 from growprune.paper.results import Found
-from growprune.paper.setting import IMAGENET, Base, Setting
+from growprune.paper.setting import IMAGENET, Base, Setting, called
 from growprune.reading import subfolders
 
 CLASSES = 1000
@@ -40,8 +40,7 @@ def base(network: str, images: str) -> Base:
 
 def classes(images: str) -> int:
     """Of a folder; a table can be shown without it: then its name tells ImageNet from other sets."""
-    named = Path(images).absolute().name
-    return len(subfolders(Path(images) / "train")) or (CLASSES if named == "imagenet" else 0)
+    return len(subfolders(Path(images) / "train")) or (CLASSES if called(images) == "imagenet" else 0)
 
 
 def on_imagenet(setting: Setting, found: Found) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 from growprune.config import Config, differences
 from growprune.errors import GrowpruneError
-from growprune.paper.setting import Base, Scale, Setting
+from growprune.paper.setting import Base, Scale, Setting, called
 from growprune.run import CONFIG, MODEL, RESULT, read_json, read_notes
 from growprune.storage import write_whole
 
@@ -184,7 +184,7 @@ def slim(folder: Path) -> dict[str, Any]:
     if lacking := [key for key in kept if key not in result]:
         out = "delete the folder, and it is run again"
         raise GrowpruneError(f"{folder / RESULT}: not a run's result (no {lacking[0]}): {out}")
-    config["data"] = Path(config["data"]).absolute().name  # of a folder, not where it lay
+    config["data"] = called(config["data"])
     return {key: result[key] for key in kept} | {"config": {k: v for k, v in config.items() if k not in LOCAL}}
 
 
@@ -253,7 +253,7 @@ FREE = {*LOCAL, "precision", "layout", "compile", "kernels", "deterministic", "t
 def whole(file: Path, plan: Config, setting: Setting) -> dict[str, Any]:
     """A result, or a word on what is wrong with it."""
     found = run_facts(file, SHAPE | (SEPARATION if setting.watched else {}))
-    planned = {**plan.to_json(), "data": Path(plan.data).absolute().name}
+    planned = {**plan.to_json(), "data": called(plan.data)}
     for name, there, wanted in differences(found["config"], planned):
         if name not in FREE - {other for other, _ in setting.other}:
             raise GrowpruneError(f"{file}: another run's result ({name} {there}, not {wanted})")

@@ -65,7 +65,7 @@ class Base:
         >>> RESNET56.name, Base("torchvision:resnet50", "/sets/imagenette", 0, 0.0, "").name
         ('resnet56-cifar10', 'resnet50-imagenette')
         """
-        return "-".join(filter(None, (self.model.rpartition(":")[2], Path(self.data).absolute().name, self.mark)))
+        return "-".join(filter(None, (self.model.rpartition(":")[2], called(self.data), self.mark)))
 
     def named(self, scale: Scale) -> str:
         return f"smoke-{self.name}" if scale == "smoke" else self.name
@@ -80,6 +80,11 @@ class Base:
         epochs = 0 if self.weights else self.epochs
         options = {**self.recipe.train, "weights": self.weights}
         return Train(model=self.model, data=self.data, epochs=epochs, **options, **more)
+
+
+def called(data: str) -> str:
+    """A set's name, or a folder's, wherever it lies: the folder one is in has one too."""
+    return Path(data).absolute().name
 
 
 RESNET56 = Base("resnet56", "cifar10", 100, 93.36, "growprune.demo:network")
