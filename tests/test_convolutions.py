@@ -12,7 +12,9 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -367,6 +369,42 @@ def test_by_rule_the_clock_has_no_say(clock: Any) -> None:
     for few in (1, 5):
         clock({(5, ""): 3, (5, "few"): few, (5, "aligned"): 2})
         assert best_of(layer, (1, 16, 8, 8), by_rule=True) == "few"
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "kind"),
+    [(64, 64, ""), (40, 40, ""), (32, 64, "few"), (64, 32, "few"), (64, 63, "few"), (41, 64, "few"), (16, 16, "few")],
+)
+def test_by_rule_cudnn_has_what_it_is_good_at(clock: Any, channels: int, filters: int, kind: str) -> None:
+    net, x = nn.Sequential(nn.Conv2d(channels, filters, 3, padding=1, bias=False)), torch.zeros(1, channels, 8, 8)
+    clock({(filters, ""): 9, (filters, "few"): 1, (filters, "aligned"): 2})
+    assert faster(net, x, by_rule=True) == ({"0": kind} if kind else {})
+    assert faster(net, x) == {"0": "few"}, "by the clock anything may win"
+
+
+def test_kernels_are_compiled_several_at_a_time(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every width once, before any is timed; one that cannot be is left to the trial."""
+    asked = clock({(n, kind): 1 for n in (3, 5, 8) for kind in ("", "few", "aligned")})
+    both, compiled = threading.Barrier(2), []
+
+    def both_ways(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> Callable[[], None]:
+        def run() -> None:
+            both.wait(timeout=30)
+            assert not asked
+            compiled.append((module.out_channels, shape, kind))
+            raise RuntimeError("Failed to find C compiler")
+
+        return run
+
+    monkeypatch.setattr(convolutions, "both_ways", both_ways)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    layers = [nn.Conv2d(16, n, 3, padding=1, bias=False) for n in (3, 5, 3)]
+    wide = nn.Conv2d(100, 8, 3, padding=1, bias=False)
+    branches = nn.ModuleList([*layers, wide])
+    monkeypatch.setattr(convolutions, "seen", lambda *_: {str(i): (1, 16, 8, 8) for i in range(4)})
+    faster(branches, torch.zeros(1, 16, 8, 8))
+    assert sorted(compiled) == [(3, (1, 16, 8, 8), "few"), (5, (1, 16, 8, 8), "few")]
+    assert len(asked) == 8, "and then timed"
 
 
 def test_looking_at_shapes_leaves_no_trace() -> None:

@@ -430,6 +430,18 @@ def test_a_killed_run_ends_with_the_same_bits(
     assert json.loads((out / "result.json").read_text())["accuracy"] == whole["accuracy"]
 
 
+@pytest.mark.parametrize("model", ["resnet20", "vgg19", "torchvision:resnet50"])
+def test_trained_twice_by_two_processes_a_network_has_the_same_bits(pictures: Path, tmp_path: Path, model: str) -> None:
+    """With --deterministic: a base network that is lost can be trained again."""
+    options = ["--model", model, "--data", str(pictures), "--epochs", "2", "--batch", "100", "--deterministic"]
+    found = []
+    for out in (tmp_path / "once", tmp_path / "again"):
+        command = [sys.executable, "-m", "growprune", "train", *options, "--device", DEVICE, "--out", out]
+        subprocess.run(command, check=True, capture_output=True)
+        found.append((out / "model.safetensors").read_bytes())
+    assert found[0] == found[1]
+
+
 def test_runs_side_by_side_give_what_each_gives_alone(pictures: Path, weights: Path, tmp_path: Path) -> None:
     plans = [
         Prune(**SHORT, kernels="off", data=str(pictures), weights=str(weights), seed=seed, schedule=schedule)  # type: ignore[arg-type]

@@ -33,7 +33,9 @@ from torch import nn
 import growprune as gp
 from growprune import GrowpruneError, data, models, paper, recipe
 from growprune.config import Prune, Train
+from growprune.jobs import threads
 from growprune.measurement import weight_sparsity
+from growprune.outcome import environment
 from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, table1, table2, table3, table4
 from growprune.paper.chart import Panel, chart
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, publish, words
@@ -48,6 +50,7 @@ from growprune.paper.reproduce import (
     forecast,
     missing,
     prune,
+    repeatable,
     reproduce,
     same_images,
 )
@@ -458,9 +461,11 @@ def test_smoke_runs_of_figure_1_say_how_far_they_went(tmp_path: Path) -> None:
         assert f"vgg19 on cifar100, λ to {most}, Ku = 1" in [cells[0] for cells in grid.lines]
 
 
-def test_base_networks_are_trained_with_the_default_recipe() -> None:
-    assert RESNET56.config("paper") == RESNET56.config("short") == Train(model="resnet56", data="cifar10", epochs=100)
-    assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200)
+def test_base_networks_are_trained_with_the_default_recipe_to_the_same_bits_each_time() -> None:
+    usual = Train(model="resnet56", data="cifar10", epochs=100, deterministic=True)
+    assert RESNET56.config("paper") == RESNET56.config("short", deterministic=False) == usual
+    assert VGG19.config("paper") == Train(model="vgg19", data="cifar100", epochs=200, deterministic=True)
+    assert all(base.config("smoke").deterministic for base in (RESNET56, VGG19))
     found = VGG19.config("paper")
     assert (found.lr, found.warm_up, found.batch) == ("cosine:0.2", 5.0, 256)
     assert (found.weight_decay, found.momentum) == (5e-4, 0.9)
@@ -633,7 +638,7 @@ def test_the_forecast_knows_of_images_that_are_waited_for(
     base, lab = imagenet.base("resnet50", str(tmp_path / "photographs")), Lab(tmp_path / "out")
     shown = base.epochs * 300
     assert forecast(lab, [base], []).endswith(f" about {duration(1 + seconds * shown)} on this device")
-    monkeypatch.setattr("growprune.paper.reproduce.launched", lambda: True)
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert forecast(lab, [base], []).endswith(f" about {duration(1 + seconds * shown / 4)} on this device")
 
@@ -1174,6 +1179,22 @@ def test_a_run_that_another_process_has_shelved_meanwhile_is_left_as_it_is(shelf
     assert (contents(out), file.stat().st_ino) == (before, number)
 
 
+def test_tables_say_so_if_runs_began_from_several_base_networks(tmp_path: Path) -> None:
+    """Of one name; that two networks have two is no news."""
+    lab, (once, greg) = Lab(tmp_path), table1.pair(RESNET56, 0.9)
+
+    def said() -> list[str]:
+        return [each for each in compared(lab, table1.EXPERIMENT).remarks if " began from " in each]
+
+    shelve(lab, once, base={"sha256": "a" * 64, "accuracy": 93.5})
+    shelve(lab, table1.pair(VGG19, 0.7)[0], base={"sha256": "b" * 64, "accuracy": 74.0})
+    assert said() == []
+    shelve(lab, greg, base={"sha256": "c" * 64, "accuracy": 93.456})
+    shelve(lab, greg, seed=1, base={"sha256": "c" * 64, "accuracy": 93.456})
+    first, second = f"2 from {'c' * 16} (93.46 %)", f"1 from {'a' * 16} (93.50 %)"
+    assert said() == [f"Runs of resnet56-cifar10 began from 2 base networks: {first}, {second}."]
+
+
 def test_tables_say_on_what_their_runs_were_made(tmp_path: Path) -> None:
     """As many as are shown, the most frequent place first; a file that does not say it is a run's all the same."""
     lab, (once, greg) = Lab(tmp_path), table1.pair(RESNET56, 0.9)
@@ -1299,6 +1320,7 @@ def test_a_network_whose_base_is_gone_keeps_no_other_from_being_run(shop: Shop, 
     shutil.copytree(shelf, out := tmp_path / "out", ignore=shutil.ignore_patterns("runs"))
     (network,) = (out / "bases").glob("smoke-vgg19-*")
     network.unlink()
+    elsewhere(out, "smoke-vgg19-cifar100")
     key = "smoke-resnet56-cifar10-oneshot-0_0.7_0.7_0.7-seed0"
     (out / f"{key}.json").unlink(missing_ok=True)
     shutil.rmtree(out / "tables")
@@ -1323,11 +1345,20 @@ def test_the_table_is_shown_where_it_cannot_be_kept(shop: Shop, shelf: Path, tmp
     assert refused == f"growprune: --out: {out / 'tables'} is a file; give a folder"
 
 
+def elsewhere(out: Path, network: str) -> Path:
+    """As if its base network had been trained with another PyTorch."""
+    facts = json.loads((about := out / f"base-{network}.json").read_text())
+    facts["environment"]["torch"] = "1.0"
+    about.write_text(json.dumps(facts))
+    return about
+
+
 @pytest.mark.parametrize("state", ["is gone", "has changed"])
 def test_another_base_network_is_refused(shop: Shop, shelf: Path, tmp_path: Path, state: str) -> None:
     out = bare(shelf, tmp_path / "out")
     (network,) = (out / "bases").glob("smoke-resnet56-*")
     if state == "is gone":
+        elsewhere(out, "smoke-resnet56-cifar10")
         network.unlink()
     else:
         network.write_bytes(network.read_bytes()[:-1] + b"\x7f")
@@ -1337,6 +1368,70 @@ def test_another_base_network_is_refused(shop: Shop, shelf: Path, tmp_path: Path
         f"growprune: {network}: the base network of the runs in {out} {state}: put it back, or give another --out"
     )
     assert contents(out) == before
+
+
+def test_a_base_network_that_is_gone_is_trained_again_to_the_same_bits(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    out = bare(shelf, tmp_path / "out")
+    (network,) = (out / "bases").glob("smoke-resnet56-*")
+    before, about = network.read_bytes(), (out / "base-smoke-resnet56-cifar10.json").read_bytes()
+    network.unlink()
+    said = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+    assert said.code == 0
+    assert "1 base network to train and 2 runs to do" in said.err
+    assert (network.read_bytes(), (out / "base-smoke-resnet56-cifar10.json").read_bytes()) == (before, about)
+    assert timeless(read(out, ONCE)) == timeless(read(shelf, ONCE))
+
+
+def test_a_base_network_that_comes_out_otherwise_is_not_taken_for_the_lost_one(
+    shop: Shop, shelf: Path, tmp_path: Path
+) -> None:
+    out = bare(shelf, tmp_path / "out")
+    (network,) = (out / "bases").glob("smoke-resnet56-*")
+    network.unlink()
+    facts = json.loads((about := out / "base-smoke-resnet56-cifar10.json").read_text())
+    sha256 = facts["sha256"]
+    about.write_text(json.dumps(facts | {"sha256": "0" * 64}))
+    before = about.read_bytes()
+    why = f"it is not the base network that the runs in {out} began from ({sha256[:16]}, not {'0' * 16})"
+    for _ in range(2):  # the second time it need not be trained
+        said = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+        assert said.code == 2
+        assert why in said.err.splitlines()[-1]
+    assert about.read_bytes() == before
+    assert not list((out / "bases").glob("smoke-resnet56-*"))
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"),
+    [
+        ("environment", "torch", "1.0"),
+        ("environment", "device", "cuda"),
+        ("environment", "device_name", "Z80"),
+        ("environment", "world", 2),
+        ("environment", "threads", 99),
+        ("config", "deterministic", False),
+        ("config", "lr", "cosine:0.3"),
+        ("config", "precision", "bf16"),
+    ],
+)
+def test_a_base_network_can_be_trained_again_where_its_bits_come_back(
+    shelf: Path, where: str, key: str, value: object
+) -> None:
+    lab = Lab(shelf, "smoke", device="cpu")
+    facts = json.loads(lab.shelf.about(RESNET56).read_text())
+    facts["environment"]["threads"] = threads(lab.base_config(RESNET56))
+    assert facts["config"][key] != value if where == "config" else facts[where][key] != value
+    assert repeatable(lab, RESNET56, facts)
+    assert not repeatable(lab, RESNET56, {**facts, where: {**facts[where], key: value}})
+
+
+def test_a_base_network_trained_on_images_that_have_moved_can_be_trained_again(tmp_path: Path) -> None:
+    there, here = tmp_path / "there" / "pets", tmp_path / "here" / "pets"
+    before, lab = Lab(tmp_path), Lab(tmp_path, device="cpu")
+    config = before.base_config(imagenet.base("resnet34", str(there))).to_json() | {"data": "pets"}
+    moved = imagenet.base("resnet34", str(here))
+    env = environment("cpu", 1) | {"threads": threads(lab.base_config(moved))}
+    assert repeatable(lab, moved, {"config": config, "environment": env})
 
 
 @pytest.mark.parametrize(

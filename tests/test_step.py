@@ -574,9 +574,40 @@ def test_blocks_alike_are_compiled_once(compilations: list[int]) -> None:
         plain(number)
         assert not differing(state(step), state(plain))
         assert len(compilations) == 2, "one for either width"
-    assert all(block._compiled_call_impl is None for block in step.blocks), "outside a step it is called as it was"
+    assert all("forward" not in vars(block) for block in step.blocks), "outside a step it is called as it was"
+    assert step.net._compiled_call_impl is None
     step.use(Choice())
     assert not step.blocks
+
+
+class Around(nn.Module):
+    """Blocks, and layers before and after them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(192, 4), nn.BatchNorm1d(4)
+        self.middle = nn.Sequential(*(Block(4) for _ in range(3)))
+        self.last = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.middle(self.norm(self.first(x.flatten(1))).relu()))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+def test_what_is_around_the_blocks_is_compiled_too(compilations: list[int]) -> None:
+    """Each side as one graph; a forward of the block's own is put back."""
+    step, plain = made(fresh(Around)), made(fresh(Around))
+    block = step.net.middle[0]
+    block.forward = own = block.forward
+    step.use(Choice(compiled=True))
+    for number in range(2):
+        step(number)
+        plain(number)
+        assert not differing(state(step), state(plain))
+        assert len(compilations) == 3, "before, a block, after"
+    assert block.forward is own
+    assert step.net._compiled_call_impl is None
 
 
 # -- which way is fastest ---------------------------------------------------------------------------------------------

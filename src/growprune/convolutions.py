@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -219,21 +220,40 @@ def candidates(module: nn.Conv2d) -> list[str]:
     return [*(["few"] if suits(module) else []), *(["aligned"] if plain and odd else [])]
 
 
+def easy(module: nn.Conv2d) -> bool:
+    """Has it channels that cuDNN is at home with? With 64 on either side it is about as fast as our kernels
+    (results/bench/h200-convolutions.json)."""
+    sides = module.in_channels, module.out_channels
+    return min(sides) > WIDEST // 2 and not any(side % 8 for side in sides)
+
+
 def faster(model: nn.Module, example: Tensor, by_rule: bool = False) -> dict[str, str]:
     """By layer, the kind of convolution that is faster than cuDNN's on this input, forward and backward together;
-    `by_rule`: not by the clock, but the first that works, which is so each time."""
+    `by_rule`: not by the clock, but where cuDNN is mostly slow the first that works, which is so each time."""
     shapes = seen(model, example)
-    best: dict[tuple[Any, ...], str] = {}
-    result: dict[str, str] = {}
+    keys: dict[str, tuple[Any, ...]] = {}
+    layers: dict[tuple[Any, ...], nn.Conv2d] = {}
     for name, module in model.named_modules():
-        if type(module) is not nn.Conv2d or name not in shapes:
-            continue
-        key = (shapes[name], module.weight.shape, module.stride, module.padding, module.dilation, module.bias is None)
-        if key not in best:
-            best[key] = best_of(module, shapes[name], by_rule)
-        if best[key]:
-            result[name] = best[key]
-    return result
+        if type(module) is nn.Conv2d and name in shapes and not (by_rule and easy(module)):
+            how = module.weight.shape, module.stride, module.padding, module.dilation, module.bias is None
+            keys[name] = key = shapes[name], *how
+            layers.setdefault(key, module)
+    compile_all((module, key[0]) for key, module in layers.items())
+    best = {key: best_of(module, key[0], by_rule) for key, module in layers.items()}
+    return {name: best[key] for name, key in keys.items() if best[key]}
+
+
+def compile_all(layers: Iterable[tuple[nn.Conv2d, tuple[int, ...]]]) -> None:
+    """Our kernels for these layers, several at a time: a width takes seconds, and a pruned network may have dozens.
+    What fails here fails again when it is tried."""
+
+    def first(layer: tuple[nn.Conv2d, tuple[int, ...]]) -> None:
+        module, shape = layer
+        with suppress(Exception), torch.cuda.device(module.weight.device):
+            both_ways(module, shape, "few")()
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(first, [each for each in layers if suits(each[0])]))
 
 
 def best_of(module: nn.Conv2d, shape: tuple[int, ...], by_rule: bool) -> str:
@@ -283,6 +303,11 @@ def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
 
 def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: int = 10) -> float:
     """Seconds of a layer's forward and backward, captured as a CUDA graph so that only the device counts."""
+    return graph_time(both_ways(module, shape, kind), repeats)
+
+
+def both_ways(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> Callable[[], None]:
+    """A layer's forward and backward, by this kind of convolution."""
     x = torch.randn(shape, device=module.weight.device).to(torch.bfloat16, memory_format=torch.channels_last)
     x.requires_grad_(shape[1] > 3 or not any(p.requires_grad for p in module.parameters()))
     wanted = [t for t in (x, *module.parameters()) if t.requires_grad]
@@ -292,7 +317,7 @@ def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: in
             out = module(x)
         torch.autograd.grad(out, wanted, torch.ones_like(out))
 
-    return graph_time(run, repeats)
+    return run
 
 
 def graph_time(run: Callable[[], None], repeats: int) -> float:

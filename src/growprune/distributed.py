@@ -86,8 +86,13 @@ def neighbours() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if launched() else 1
 
 
+def processes() -> int:
+    """How many there are, on all machines."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+
+
 def several() -> bool:
-    return launched() and int(os.environ["WORLD_SIZE"]) > 1
+    return processes() > 1
 
 
 def own(device: str) -> str:

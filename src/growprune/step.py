@@ -98,7 +98,7 @@ class Step:
         self.choice = Choice()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.trained: nn.Module = net
-        self.blocks: list[nn.Module] = []  # that are compiled one by one
+        self.blocks: list[nn.Module] = []  # that are compiled one by one, and what is around them
         self.loss_of: Callable[[Step, Tensor, Tensor], Tensor] = Step.loss  # unbound: no cycle keeps a graph alive
         self.all_rates = torch.tensor(rates or [0.0], device=device) if self.cuda else torch.zeros(0)
         self.random = torch.Generator(device) if self.cuda else None  # what the captured step draws from
@@ -124,7 +124,7 @@ class Step:
     def once(self) -> None:
         """One step, eagerly, or into the graph that is being captured."""
         x, y = self.feed(self.count)
-        with convolutions.swapped(self.net, self.choice.kernels), compiled(self.blocks):
+        with convolutions.swapped(self.net, self.choice.kernels), compiled(self.net, self.blocks):
             loss = self.loss_of(self, x, y)
             if self.world.size > 1:  # DistributedDataParallel averages gradients on their way into .grad
                 self.optimizer.zero_grad()
@@ -317,18 +317,35 @@ def repeated(net: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def compiled(blocks: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, these modules are called through torch.compile."""
-    blocks = list(blocks)
-    if blocks:
-        unlimited()
+def compiled(net: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[None]:
+    """Inside, these blocks are called through torch.compile, each by itself, and so is what the network has around
+    them."""
+    if not blocks:
+        yield
+        return
+    unlimited()
+    before = {block: block.__dict__.get("forward") for block in blocks}
     try:
         for block in blocks:
-            block._compiled_call_impl = torch.compile(block._call_impl, dynamic=False)  # as block.compile() does it
+            block.forward = apart(torch.compile(block.forward, dynamic=False))
+        net._compiled_call_impl = torch.compile(net._call_impl, dynamic=False)  # as net.compile() does it
         yield
     finally:
-        for block in blocks:
-            block._compiled_call_impl = None
+        net._compiled_call_impl = None
+        for block, forward in before.items():
+            del block.forward
+            if forward is not None:
+                block.forward = forward
+
+
+def apart(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, not to be drawn into a compilation around it."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    alone: Callable[..., Any] = torch.compiler.disable(called, recursive=False)
+    return alone
 
 
 def mixed(*numbers: int) -> int:

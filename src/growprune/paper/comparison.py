@@ -140,7 +140,7 @@ def compared(lab: Lab, experiment: Experiment) -> Comparison:
         experiment, lab.scale, grids, experiment.figures(lab.look), lacking(lab, experiment),
         runs={name: [numbers(run) for run in each.runs] for name, each in shown.items()},
         verdicts=experiment.verdicts(lab.look),
-        notes=reading_aids(shown, grids),
+        notes=(*reading_aids(shown, grids), *beginnings(runs)),
         unread=tuple(lab.shelf.damaged(runs)),
     )  # fmt: skip
     return replace(found, grids=[replace(grid, title=f"{found.prefix}{grid.title}") for grid in grids])
@@ -193,6 +193,21 @@ def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str,
     if mixed := [name for name, found in runs.items() if len(found.precisions) > 1]:
         said.append(f"Means over runs of different precision: {', '.join(mixed)}.")
     return tuple(said)
+
+
+def beginnings(runs: Mapping[Setting, Found]) -> list[str]:
+    """Which base networks they began from, where those of one name are several: one was lost, and another trained."""
+    there: dict[str, Counter[str]] = {}
+    for setting, found in runs.items():
+        hashes = (f"{run['base']['sha256'][:16]} ({run['base']['accuracy']:.2f} %)" for run in found.runs)
+        there.setdefault(setting.base.name, Counter()).update(hashes)
+    return [
+        f"Runs of {name} began from {len(each)} base networks: "
+        + ", ".join(f"{count} from {which}" for which, count in each.most_common())
+        + "."
+        for name, each in there.items()
+        if len(each) > 1
+    ]
 
 
 def place(run: Mapping[str, Any]) -> str:

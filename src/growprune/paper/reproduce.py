@@ -6,26 +6,27 @@ an interrupted one goes on where it was. The table can be made at any time from 
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from growprune import data
 from growprune.cifar import KINDS as CIFARS
-from growprune.config import Config, Prune
-from growprune.distributed import foremost, launched
+from growprune.config import Config, Prune, differences
+from growprune.distributed import foremost, launched, processes
 from growprune.errors import GrowpruneError
 from growprune.feeds import COMFORT
-from growprune.jobs import run, usable
+from growprune.jobs import run, threads, usable
 from growprune.keeping import room
+from growprune.outcome import environment
 from growprune.paper.grid import Experiment
 from growprune.paper.imagenet import IMAGES, about_as_many
-from growprune.paper.results import OLD, Found, Ground, Shelf, run_facts
-from growprune.paper.setting import KINDS, Base, Scale, Setting
+from growprune.paper.results import LOCAL, OLD, Found, Ground, Shelf, run_facts
+from growprune.paper.setting import KINDS, Base, Scale, Setting, called
 from growprune.reading import images_below, subfolders
 from growprune.recipe import schedule
 from growprune.report import duration
@@ -119,13 +120,23 @@ def grounds(lab: Lab, bases: Sequence[Base]) -> tuple[dict[Base, Ground], dict[B
     lost: dict[Base, str] = {}
     for base in bases:
         try:
-            ground = lab.shelf.ground(base)
+            ground = lab.shelf.ground(base, partial(repeatable, lab, base))
         except GrowpruneError as error:
             lost[base] = str(error)
         else:
             if ground is not None:
                 there[base] = ground
     return there, lost
+
+
+def repeatable(lab: Lab, base: Base, facts: Mapping[str, Any]) -> bool:
+    """Would this base network, trained again here and now, have the same bits?"""
+    plan, device = lab.base_config(base), usable(lab.device)
+    now = environment(device, processes()) | {"threads": threads(plan)}
+    counts = ("torch", "device", "device_name", "world", *(("threads",) if device == "cpu" else ()))
+    same = all(facts["environment"].get(key) == now[key] for key in counts)
+    changed = {name for name, _, _ in differences(facts["config"], plan.to_json() | {"data": called(plan.data)})}
+    return bool(facts["config"].get("deterministic")) and same and changed <= {*LOCAL}
 
 
 def done_without(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[str]:
@@ -260,7 +271,7 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
         for what, count in (("fetch", fetched), ("train", len(bases) - fetched))
         if count
     )
-    seconds /= int(os.environ["WORLD_SIZE"]) if launched() else 1
+    seconds /= processes()
     seconds += BESIDES * (len(bases) + len(wanted))
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
     if len(wanted) > 1:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,12 +98,15 @@ class Shelf:
     def about(self, base: Base) -> Path:
         return self.out / f"base-{base.named(self.scale)}.json"
 
-    def ground(self, base: Base) -> Ground | None:
-        """The base network, if it has been trained; runs that began from it cannot go with another."""
+    def ground(self, base: Base, again: Callable[[dict[str, Any]], bool] = lambda facts: False) -> Ground | None:
+        """The base network, if it has been trained; runs that began from it cannot go with another. One that is gone is
+        as if it had not been, if it can be trained `again`, to the same bits."""
         if not self.about(base).exists():
             return None
         facts = base_facts(self.about(base))
-        file = self.out / "bases" / f"{base.named(self.scale)}-{facts['sha256'][:16]}.safetensors"
+        file = self.network(base, facts["sha256"])
+        if not file.exists() and again(facts):
+            return None
         if not file.exists() or digest(file) != facts["sha256"]:
             state = "has changed" if file.exists() else "is gone"
             raise GrowpruneError(
@@ -111,20 +114,28 @@ class Shelf:
             )
         return Ground(file, facts)
 
+    def network(self, base: Base, sha256: str) -> Path:
+        return self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
+
     def keep_base(self, base: Base) -> None:
-        """Put a base network on the shelf, under its hash."""
-        folder = self.training(base)
+        """Put a base network on the shelf, under its hash; one that was lost and has been trained again, if it is the
+        very same."""
+        folder, about = self.training(base), self.about(base)
         network = (folder / MODEL).read_bytes()
         sha256 = hashlib.sha256(network).hexdigest()
-        place = self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
+        if about.exists() and (lost := base_facts(about)["sha256"]) != sha256:
+            raise GrowpruneError(
+                f"{folder}: trained again, it is not the base network that the runs in {self.out} began from "
+                f"({sha256[:16]}, not {lost[:16]}): give another --out"
+            )
+        place = self.network(base, sha256)
         place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, network)
+        if about.exists():
+            return
         facts = slim(folder)
         notes = [note["accuracy"] for note in read_notes(folder)]
-        put(
-            self.about(base),
-            facts | {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes},
-        )
+        put(about, facts | {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes})
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,9 @@ class Base:
         return f"smoke-{self.name}" if scale == "smoke" else self.name
 
     def config(self, scale: Scale, **more: Any) -> Train:
-        """How it is trained; with published weights, for no epoch at all: they are tested and kept."""
+        """How it is trained: to the same bits each time, so that one that is lost can be trained again. With published
+        weights for no epoch at all: they are tested and kept."""
+        more["deterministic"] = True
         if scale == "smoke":
             small = {**SMOKE_BASE, **scaled(self.recipe.train, Train, SMOKE_BASE)}
             shorter = small["epochs"] / self.epochs
