@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -469,6 +470,19 @@ def test_no_step_waits_for_the_device(root: Path) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     job.check()
+
+
+def test_runs_one_after_another_read_their_images_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as they are the same ones: others take their place, and need not wait for it."""
+    there: list[int] = []
+    filled = keeping.filled
+    monkeypatch.setattr(keeping, "filled", lambda *given: there.append(len(keeping._here)) or filled(*given))
+    shutil.copytree(root, other := tmp_path / "other")
+    plans = [asked(each, model="pictures:wide", epochs=1, seed=i) for i, each in enumerate((root, root, other, root))]
+    several.side_by_side([(plan, tmp_path / f"run{i}") for i, plan in enumerate(plans)], 1, quiet=True)
+    assert there == [0, 0] * 3, "train and test, of the first, the third and the fourth run"
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ import torch
 from growprune.choosing import Measured
 from growprune.config import Config
 from growprune.errors import GrowpruneError, told
+from growprune.feeds import Images
 from growprune.jobs import FINISHED, heeding, surroundings, threads, together, usable
 from growprune.report.progress import Progress
 from growprune.run import Folder, busy
@@ -79,6 +80,7 @@ class Several:
         self.numbers: dict[int, int] = {}
         self.measured: Measured = {}  # the same network need not be measured twice
         self.asked: Sequence[int] = ()
+        self.images: Images | None = None  # the last run's: what it kept on the device is there for the next
         self.screens = ExitStack()
 
     def jobs(self) -> Iterator[Job]:
@@ -91,6 +93,8 @@ class Several:
     def start(self, number: int) -> bool:
         """Is there something to do?"""
         config, out = self.configs[number]
+        if self.images is not None and self.images.config.data != config.data:
+            self.images = None
         progress = self.screens.enter_context(Progress(out.name, self.quiet))
         if self.device == "cpu":
             torch.set_num_threads(threads(config))  # one that was taken up again had those it began with
@@ -109,7 +113,7 @@ class Several:
         return False
 
     def end(self, job: Job, failure: Exception | None) -> None:
-        number = self.numbers.pop(id(job))
+        number, self.images = self.numbers.pop(id(job)), job.images
         self.running.remove(job)
         if failure is None:
             try:
