@@ -372,11 +372,14 @@ def test_by_rule_the_clock_has_no_say(clock: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "filters", "kind"),
-    [(64, 64, ""), (40, 40, ""), (32, 64, "few"), (64, 32, "few"), (64, 63, "few"), (41, 64, "few"), (16, 16, "few")],
-)
-def test_by_rule_cudnn_has_what_it_is_good_at(clock: Any, channels: int, filters: int, kind: str) -> None:
-    net, x = nn.Sequential(nn.Conv2d(channels, filters, 3, padding=1, bias=False)), torch.zeros(1, channels, 8, 8)
+    ("channels", "filters", "size", "kind"),
+    [
+        (64, 64, 9, ""), (40, 40, 32, ""), (64, 64, 8, "few"), (32, 64, 9, "few"), (64, 32, 9, "few"),
+        (64, 63, 9, "few"), (41, 64, 9, "few"), (44, 44, 9, "few"), (16, 16, 9, "few"),
+    ],
+)  # fmt: skip
+def test_by_rule_cudnn_has_what_it_is_good_at(clock: Any, channels: int, filters: int, size: int, kind: str) -> None:
+    net, x = nn.Sequential(nn.Conv2d(channels, filters, 3, padding=1, bias=False)), torch.zeros(1, channels, 8, size)
     clock({(filters, ""): 9, (filters, "few"): 1, (filters, "aligned"): 2})
     assert faster(net, x, by_rule=True) == ({"0": kind} if kind else {})
     assert faster(net, x) == {"0": "few"}, "by the clock anything may win"
@@ -385,26 +388,44 @@ def test_by_rule_cudnn_has_what_it_is_good_at(clock: Any, channels: int, filters
 def test_kernels_are_compiled_several_at_a_time(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every width once, before any is timed; one that cannot be is left to the trial."""
     asked = clock({(n, kind): 1 for n in (3, 5, 8) for kind in ("", "few", "aligned")})
-    both, compiled = threading.Barrier(2), []
+    both = threading.Barrier(2)
+    launched: list[tuple[Any, ...]] = []
 
-    def both_ways(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> Callable[[], None]:
-        def run() -> None:
+    def convolve(x: Tensor, weight: Tensor, flip: bool) -> None:
+        assert not asked
+        assert not torch.is_grad_enabled()
+        launched.append((tuple(x.shape), len(weight), flip))
+        if not flip:
             both.wait(timeout=30)
-            assert not asked
-            compiled.append((module.out_channels, shape, kind))
-            raise RuntimeError("Failed to find C compiler")
 
-        return run
+    def correlate(x: Tensor, grad: Tensor, weight: Tensor) -> None:
+        launched.append((tuple(x.shape), tuple(grad.shape)))
+        raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(convolutions, "both_ways", both_ways)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    layers = [nn.Conv2d(16, n, 3, padding=1, bias=False) for n in (3, 5, 3)]
-    wide = nn.Conv2d(100, 8, 3, padding=1, bias=False)
-    branches = nn.ModuleList([*layers, wide])
+    monkeypatch.setattr(convolutions, "launch_convolve", convolve)
+    monkeypatch.setattr(convolutions, "launch_correlate", correlate)
+    devices: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: devices.append(device) or nullcontext())
+    net = nn.ModuleList([nn.Conv2d(16, n, 3, padding=1, bias=False) for n in (3, 5, 3)])
+    net.append(nn.Conv2d(100, 8, 3, padding=1, bias=False))
     monkeypatch.setattr(convolutions, "seen", lambda *_: {str(i): (1, 16, 8, 8) for i in range(4)})
-    faster(branches, torch.zeros(1, 16, 8, 8))
-    assert sorted(compiled) == [(3, (1, 16, 8, 8), "few"), (5, (1, 16, 8, 8), "few")]
+    faster(net, torch.zeros(1, 16, 8, 8))
+    x = (1, 16, 8, 8)
+    expected = [each for n in (3, 5) for each in ((x, n, False), ((1, n, 8, 8), n, True), (x, (1, n, 8, 8)))]
+    assert sorted(launched, key=str) == sorted(expected, key=str)
+    assert devices == [torch.device("cpu")] * 2
     assert len(asked) == 8, "and then timed"
+
+
+def test_layers_that_differ_are_tried_each(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the size of their images, their stride, their bias."""
+    asked = clock({(5, kind): 1 for kind in ("", "few", "aligned")})
+    how: list[dict[str, Any]] = [{}, {}, {"stride": 2}, {"bias": True}, {}]
+    net = nn.ModuleList([nn.Conv2d(16, 5, 3, **{"padding": 1, "bias": False, **each}) for each in how])
+    sizes = {str(i): (1, 16, 8, 9 if i == 4 else 8) for i in range(5)}
+    monkeypatch.setattr(convolutions, "seen", lambda *_: sizes)
+    faster(net, torch.zeros(1, 16, 8, 8))
+    assert len(asked) == 3 + 2 + 2 + 3
 
 
 def test_looking_at_shapes_leaves_no_trace() -> None:

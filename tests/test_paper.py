@@ -1378,6 +1378,7 @@ def test_a_base_network_that_is_gone_is_trained_again_to_the_same_bits(shop: Sho
     said = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
     assert said.code == 0
     assert "1 base network to train and 2 runs to do" in said.err
+    assert "resnet56-cifar10 is gone: it is trained again, and taken if it comes out the same" in said.err
     assert (network.read_bytes(), (out / "base-smoke-resnet56-cifar10.json").read_bytes()) == (before, about)
     assert timeless(read(out, ONCE)) == timeless(read(shelf, ONCE))
 
@@ -1396,7 +1397,7 @@ def test_a_base_network_that_comes_out_otherwise_is_not_taken_for_the_lost_one(
     for _ in range(2):  # the second time it need not be trained
         said = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
         assert said.code == 2
-        assert why in said.err.splitlines()[-1]
+        assert f"{why}: give another --out, or delete that folder" in said.err.splitlines()[-1]
     assert about.read_bytes() == before
     assert not list((out / "bases").glob("smoke-resnet56-*"))
 
@@ -1419,10 +1420,36 @@ def test_a_base_network_can_be_trained_again_where_its_bits_come_back(
 ) -> None:
     lab = Lab(shelf, "smoke", device="cpu")
     facts = json.loads(lab.shelf.about(RESNET56).read_text())
-    facts["environment"]["threads"] = threads(lab.base_config(RESNET56))
     assert facts["config"][key] != value if where == "config" else facts[where][key] != value
     assert repeatable(lab, RESNET56, facts)
     assert not repeatable(lab, RESNET56, {**facts, where: {**facts[where], key: value}})
+
+
+def test_on_a_gpu_threads_do_not_count_and_of_processes_their_number_does(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Lab(shelf, "smoke", device="cuda")
+    facts = json.loads(lab.shelf.about(RESNET56).read_text())
+    gpu = {"torch": "2", "device": "cuda", "device_name": "H200"}
+    facts["environment"] |= gpu | {"threads": 99, "world": 2}
+    monkeypatch.setattr("growprune.paper.reproduce.usable", lambda device: device)
+    monkeypatch.setattr("growprune.paper.reproduce.environment", lambda device, world: {**gpu, "world": world})
+    assert not repeatable(lab, RESNET56, facts)
+    monkeypatch.setattr("growprune.paper.reproduce.processes", lambda: 2)
+    assert repeatable(lab, RESNET56, facts)
+
+
+def test_a_base_network_that_is_gone_is_found_where_it_was_trained(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    out = bare(shelf, tmp_path / "out")
+    elsewhere(out, "smoke-resnet56-cifar10")
+    (network,) = (out / "bases").glob("smoke-resnet56-*")
+    before = network.read_bytes()
+    network.unlink()
+    folder = "runs/base-smoke-resnet56-cifar10"
+    shutil.copytree(shelf / folder, out / folder)
+    said = shop.done(*command("table1", out, "--only", "resnet56-0.9"))
+    assert "base network" not in said.err
+    assert network.read_bytes() == before
 
 
 def test_a_base_network_trained_on_images_that_have_moved_can_be_trained_again(tmp_path: Path) -> None:

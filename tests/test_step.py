@@ -31,7 +31,7 @@ from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.reading import Part
 from growprune.report.progress import Progress
 from growprune.run import Folder
-from growprune.step import Choice, NonFiniteError, Step, mixed, put, repeated
+from growprune.step import Choice, NonFiniteError, Step, compiled, mixed, put, repeated
 from growprune.streaming import Streamed
 
 IMAGES, BATCH, SIZE, CLASSES = 40, 6, 8, 4
@@ -573,7 +573,7 @@ def test_blocks_alike_are_compiled_once(compilations: list[int]) -> None:
         step(number)
         plain(number)
         assert not differing(state(step), state(plain))
-        assert len(compilations) == 2, "one for either width"
+        assert len(compilations) == 2, "one for either width; what is in one loop with them is not compiled"
     assert all("forward" not in vars(block) for block in step.blocks), "outside a step it is called as it was"
     assert step.net._compiled_call_impl is None
     step.use(Choice())
@@ -596,10 +596,12 @@ class Around(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
 def test_what_is_around_the_blocks_is_compiled_too(compilations: list[int]) -> None:
-    """Each side as one graph; a forward of the block's own is put back."""
+    """Each side as one graph; a forward of the block's own is put back, and what the network was compiled to."""
     step, plain = made(fresh(Around)), made(fresh(Around))
     block = step.net.middle[0]
     block.forward = own = block.forward
+    step.net.compile()
+    before = step.net._compiled_call_impl
     step.use(Choice(compiled=True))
     for number in range(2):
         step(number)
@@ -607,7 +609,48 @@ def test_what_is_around_the_blocks_is_compiled_too(compilations: list[int]) -> N
         assert not differing(state(step), state(plain))
         assert len(compilations) == 3, "before, a block, after"
     assert block.forward is own
-    assert step.net._compiled_call_impl is None
+    assert step.net._compiled_call_impl is before
+
+
+@pytest.mark.parametrize("fails", [0, 2, 3])
+def test_what_cannot_be_compiled_is_told_and_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+    net, tried = Around(), []
+
+    def compile_(what: Any, **how: Any) -> Any:
+        tried.append(what)
+        if len(tried) > fails:
+            raise RuntimeError("not on this Python")
+        return what
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    with pytest.raises(RuntimeError, match="not on this Python"), compiled(net, repeated(net)):
+        pass
+    assert not any("forward" in vars(module) for module in net.modules())
+    assert net._compiled_call_impl is None
+    assert net(torch.zeros(2, 192)).shape == (2, CLASSES)
+
+
+def test_what_fails_inside_is_called_as_it_was_afterwards() -> None:
+    net = Around()
+    with pytest.raises(ZeroDivisionError), compiled(net, repeated(net)):
+        raise ZeroDivisionError
+    assert not any("forward" in vars(module) for module in net.modules())
+    assert net._compiled_call_impl is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+def test_a_process_of_many_networks_compiles_them_all(compilations: list[int]) -> None:
+    """PyTorch itself would stop after eight."""
+    for width in range(2, 13):
+        step = made(fresh(lambda width=width: stacked(width, width, width)))
+        step.use(Choice(compiled=True))
+        step(0)
+    assert len(compilations) == 11
+
+
+def test_a_block_in_two_places_is_one() -> None:
+    block = Block(4)
+    assert len(repeated(nn.Sequential(nn.Sequential(block), nn.Sequential(block), Block(4), Block(4)))) == 3
 
 
 # -- which way is fastest ---------------------------------------------------------------------------------------------
@@ -728,11 +771,11 @@ def test_what_is_asked_for_stays(kernels: list[bool], fixed: dict[str, str], rig
 
 def test_compilation_is_tried_where_it_pays(kernels: list[bool]) -> None:
     enough = round(choosing.WORTH_COMPILING * 1e3 / 4.0)
-    for count, compiled in ((enough - 1, False), (enough + 1, True)):
+    for count, pays in ((enough - 1, False), (enough + 1, True)):
         trial, said = Trial(TIMES), []  # type: ignore[var-annotated]
         best = choose(trial, asked(), count, said.append)  # type: ignore[arg-type]
-        assert best.compiled == compiled == (trial.tried[-1][3])
-        assert bool(said) == compiled
+        assert best.compiled == pays == (trial.tried[-1][3])
+        assert bool(said) == pays
     assert "3.00 ms a step instead of 4.00" in said[0]
     slower = Trial({**TIMES, ("bf16", LAST, True, True): 4.5})
     assert not choose(slower, asked(), enough + 1, print).compiled  # type: ignore[arg-type]

@@ -220,11 +220,12 @@ def candidates(module: nn.Conv2d) -> list[str]:
     return [*(["few"] if suits(module) else []), *(["aligned"] if plain and odd else [])]
 
 
-def easy(module: nn.Conv2d) -> bool:
-    """Has it channels that cuDNN is at home with? With 64 on either side it is about as fast as our kernels
-    (results/bench/h200-convolutions.json)."""
+def easy(module: nn.Conv2d, shape: tuple[int, ...]) -> bool:
+    """Is cuDNN at home with it? With 64 channels on either side we are faster on 8×8 pixels
+    (results/bench/h200-convolutions.json), but not on ResNet34's 56×56, it seems (results/imagenette-first: 70 ms a
+    step with ours in six layers, and PyTorch's deterministic algorithms, 30 without either)."""
     sides = module.in_channels, module.out_channels
-    return min(sides) > WIDEST // 2 and not any(side % 8 for side in sides)
+    return min(sides) > WIDEST // 2 and not any(side % 8 for side in sides) and max(shape[2:]) > 8
 
 
 def faster(model: nn.Module, example: Tensor, by_rule: bool = False) -> dict[str, str]:
@@ -234,7 +235,7 @@ def faster(model: nn.Module, example: Tensor, by_rule: bool = False) -> dict[str
     keys: dict[str, tuple[Any, ...]] = {}
     layers: dict[tuple[Any, ...], nn.Conv2d] = {}
     for name, module in model.named_modules():
-        if type(module) is nn.Conv2d and name in shapes and not (by_rule and easy(module)):
+        if type(module) is nn.Conv2d and name in shapes and not (by_rule and easy(module, shapes[name])):
             how = module.weight.shape, module.stride, module.padding, module.dilation, module.bias is None
             keys[name] = key = shapes[name], *how
             layers.setdefault(key, module)
@@ -243,17 +244,30 @@ def faster(model: nn.Module, example: Tensor, by_rule: bool = False) -> dict[str
     return {name: best[key] for name, key in keys.items() if best[key]}
 
 
+AT_ONCE = 8
+"""Layers whose kernels are compiled at a time: each needs the memory of its activations meanwhile."""
+
+
 def compile_all(layers: Iterable[tuple[nn.Conv2d, tuple[int, ...]]]) -> None:
     """Our kernels for these layers, several at a time: a width takes seconds, and a pruned network may have dozens.
-    What fails here fails again when it is tried."""
+    What fails here is left to the trial."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda layer: compile_one(*layer), [each for each in layers if suits(each[0])]))
 
-    def first(layer: tuple[nn.Conv2d, tuple[int, ...]]) -> None:
-        module, shape = layer
-        with suppress(Exception), torch.cuda.device(module.weight.device):
-            both_ways(module, shape, "few")()
 
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(first, [each for each in layers if suits(each[0])]))
+def compile_one(module: nn.Conv2d, shape: tuple[int, ...]) -> None:
+    """By running them once, not through autograd: that has one thread a device for all that goes backward."""
+    (n, _, height, width), weight = shape, module.weight
+
+    def some(channels: int) -> Tensor:
+        return last(torch.zeros(n, channels, height, width, dtype=torch.bfloat16, device=weight.device))
+
+    with suppress(Exception), torch.no_grad(), torch.cuda.device(weight.device):
+        x = some(module.in_channels)
+        launch_convolve(x, weight, flip=False)
+        grad = some(module.out_channels)
+        launch_convolve(grad, weight, flip=True)
+        launch_correlate(x, grad, weight)
 
 
 def best_of(module: nn.Conv2d, shape: tuple[int, ...], by_rule: bool) -> str:
@@ -303,11 +317,6 @@ def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
 
 def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: int = 10) -> float:
     """Seconds of a layer's forward and backward, captured as a CUDA graph so that only the device counts."""
-    return graph_time(both_ways(module, shape, kind), repeats)
-
-
-def both_ways(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> Callable[[], None]:
-    """A layer's forward and backward, by this kind of convolution."""
     x = torch.randn(shape, device=module.weight.device).to(torch.bfloat16, memory_format=torch.channels_last)
     x.requires_grad_(shape[1] > 3 or not any(p.requires_grad for p in module.parameters()))
     wanted = [t for t in (x, *module.parameters()) if t.requires_grad]
@@ -317,7 +326,7 @@ def both_ways(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> Callable[
             out = module(x)
         torch.autograd.grad(out, wanted, torch.ones_like(out))
 
-    return run
+    return graph_time(run, repeats)
 
 
 def graph_time(run: Callable[[], None], repeats: int) -> float:

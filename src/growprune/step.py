@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -98,7 +98,7 @@ class Step:
         self.choice = Choice()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.trained: nn.Module = net
-        self.blocks: list[nn.Module] = []  # that are compiled one by one, and what is around them
+        self.blocks: list[nn.Module] = []  # that are compiled one by one
         self.loss_of: Callable[[Step, Tensor, Tensor], Tensor] = Step.loss  # unbound: no cycle keeps a graph alive
         self.all_rates = torch.tensor(rates or [0.0], device=device) if self.cuda else torch.zeros(0)
         self.random = torch.Generator(device) if self.cuda else None  # what the captured step draws from
@@ -313,38 +313,40 @@ def repeated(net: nn.Module) -> list[nn.Module]:
     while todo:
         for child in todo.pop().children():
             (found if kinds[type(child)] >= REPEATED else todo).append(child)
-    return found
+    return list(dict.fromkeys(found))
 
 
 @contextmanager
 def compiled(net: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, these blocks are called through torch.compile, each by itself, and so is what the network has around
-    them."""
+    """Inside, these blocks are called through torch.compile, each by itself, and so is what the network's own forward
+    calls around them."""
     if not blocks:
         yield
         return
     unlimited()
-    before = {block: block.__dict__.get("forward") for block in blocks}
-    try:
+    with ExitStack() as stack:
         for block in blocks:
-            block.forward = apart(torch.compile(block.forward, dynamic=False))
+            stack.callback(put_back, block, "forward", vars(block).get("forward"))
+            block.forward = uninlined(torch.compile(block.forward, dynamic=False))
+        stack.callback(put_back, net, "_compiled_call_impl", net._compiled_call_impl)
         net._compiled_call_impl = torch.compile(net._call_impl, dynamic=False)  # as net.compile() does it
         yield
-    finally:
-        net._compiled_call_impl = None
-        for block, forward in before.items():
-            del block.forward
-            if forward is not None:
-                block.forward = forward
 
 
-def apart(call: Callable[..., Any]) -> Callable[..., Any]:
+def put_back(module: nn.Module, name: str, value: Any) -> None:
+    """What a module had of its own, or that it had nothing."""
+    vars(module).pop(name, None)
+    if value is not None:
+        setattr(module, name, value)
+
+
+def uninlined(call: Callable[..., Any]) -> Callable[..., Any]:
     """The same, not to be drawn into a compilation around it."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs)
 
-    alone: Callable[..., Any] = torch.compiler.disable(called, recursive=False)
+    alone: Callable[..., Any] = torch.compiler.disable(called)
     return alone
 
 

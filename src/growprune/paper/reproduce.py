@@ -17,7 +17,7 @@ from typing import Any
 from growprune import data
 from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune, differences
-from growprune.distributed import foremost, launched, processes
+from growprune.distributed import foremost, launched, own, processes
 from growprune.errors import GrowpruneError
 from growprune.feeds import COMFORT
 from growprune.jobs import run, threads, usable
@@ -98,6 +98,9 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
     bases = [base for base in bases if base not in lost]
     wanted = [each for each in wanted if each[0].base in bases]
     untrained = [base for base in bases if base not in there]
+    for base in untrained:
+        if lab.shelf.about(base).exists():
+            lab.say(f"{base.name} is gone: it is trained again, and taken if it comes out the same")
     have_images(lab, bases)
     same_images(lab, bases)
     if foremost():  # to know how long it looks through the images
@@ -130,13 +133,13 @@ def grounds(lab: Lab, bases: Sequence[Base]) -> tuple[dict[Base, Ground], dict[B
 
 
 def repeatable(lab: Lab, base: Base, facts: Mapping[str, Any]) -> bool:
-    """Would this base network, trained again here and now, have the same bits?"""
-    plan, device = lab.base_config(base), usable(lab.device)
+    """Would this base network, trained again here and now, have the same bits? As far as that can be known before."""
+    plan, device = lab.base_config(base), usable(own(lab.device))
     now = environment(device, processes()) | {"threads": threads(plan)}
     counts = ("torch", "device", "device_name", "world", *(("threads",) if device == "cpu" else ()))
     same = all(facts["environment"].get(key) == now[key] for key in counts)
     changed = {name for name, _, _ in differences(facts["config"], plan.to_json() | {"data": called(plan.data)})}
-    return bool(facts["config"].get("deterministic")) and same and changed <= {*LOCAL}
+    return same and changed <= {*LOCAL}
 
 
 def done_without(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[str]:

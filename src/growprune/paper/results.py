@@ -100,11 +100,14 @@ class Shelf:
 
     def ground(self, base: Base, again: Callable[[dict[str, Any]], bool] = lambda facts: False) -> Ground | None:
         """The base network, if it has been trained; runs that began from it cannot go with another. One that is gone is
-        as if it had not been, if it can be trained `again`, to the same bits."""
+        as if it had not been, if it can be trained `again`, to the same bits; if its training's folder is there, it is
+        in that."""
         if not self.about(base).exists():
             return None
         facts = base_facts(self.about(base))
-        file = self.network(base, facts["sha256"])
+        file, trained = self.network(base, facts["sha256"]), self.training(base) / MODEL
+        if not file.exists() and trained.exists() and digest(trained) == facts["sha256"]:
+            self.put_network(file, trained.read_bytes())
         if not file.exists() and again(facts):
             return None
         if not file.exists() or digest(file) != facts["sha256"]:
@@ -117,6 +120,10 @@ class Shelf:
     def network(self, base: Base, sha256: str) -> Path:
         return self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
 
+    def put_network(self, file: Path, network: bytes) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, network)
+
     def keep_base(self, base: Base) -> None:
         """Put a base network on the shelf, under its hash; one that was lost and has been trained again, if it is the
         very same."""
@@ -126,11 +133,9 @@ class Shelf:
         if about.exists() and (lost := base_facts(about)["sha256"]) != sha256:
             raise GrowpruneError(
                 f"{folder}: trained again, it is not the base network that the runs in {self.out} began from "
-                f"({sha256[:16]}, not {lost[:16]}): give another --out"
+                f"({sha256[:16]}, not {lost[:16]}): give another --out, or delete that folder to train it once more"
             )
-        place = self.network(base, sha256)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(place, network)
+        self.put_network(self.network(base, sha256), network)
         if about.exists():
             return
         facts = slim(folder)
