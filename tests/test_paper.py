@@ -1345,12 +1345,11 @@ def test_the_table_is_shown_where_it_cannot_be_kept(shop: Shop, shelf: Path, tmp
     assert refused == f"growprune: --out: {out / 'tables'} is a file; give a folder"
 
 
-def elsewhere(out: Path, network: str) -> Path:
+def elsewhere(out: Path, network: str) -> None:
     """As if its base network had been trained with another PyTorch."""
     facts = json.loads((about := out / f"base-{network}.json").read_text())
     facts["environment"]["torch"] = "1.0"
     about.write_text(json.dumps(facts))
-    return about
 
 
 @pytest.mark.parametrize("state", ["is gone", "has changed"])

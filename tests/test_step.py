@@ -566,15 +566,21 @@ def test_a_network_of_blocks_is_compiled_block_by_block() -> None:
     assert len(repeated(nn.Sequential(stacked(4, 4), stacked(4)))) == 3, "wherever they are"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
-def test_blocks_alike_are_compiled_once(compilations: list[int]) -> None:
-    step, plain = made(fresh(lambda: stacked(4, 4, 4, 6, 6))), made(fresh(lambda: stacked(4, 4, 4, 6, 6)))
+def steps_alike(step: Step, plain: Step, compilations: list[int], count: int) -> None:
+    """Compiled into so many graphs, all in the first step, it computes what it computes otherwise."""
     step.use(Choice(compiled=True))
     for number in range(2):
         step(number)
         plain(number)
         assert not differing(state(step), state(plain))
-        assert len(compilations) == 2, "one for either width; what is in one loop with them is not compiled"
+        assert len(compilations) == count
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+def test_blocks_alike_are_compiled_once(compilations: list[int]) -> None:
+    """One graph for either width; what is in one loop with them is not compiled."""
+    step, plain = made(fresh(lambda: stacked(4, 4, 4, 6, 6))), made(fresh(lambda: stacked(4, 4, 4, 6, 6)))
+    steps_alike(step, plain, compilations, 2)
     assert all("forward" not in vars(block) for block in step.blocks), "outside a step it is called as it was"
     assert step.net._compiled_call_impl is None
     step.use(Choice())
@@ -597,18 +603,14 @@ class Around(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
 def test_what_is_around_the_blocks_is_compiled_too(compilations: list[int]) -> None:
-    """Each side as one graph; a forward of the block's own is put back, and what the network was compiled to."""
+    """One graph before them, one for the blocks, one after; a forward of the block's own is put back, and what the
+    network was compiled to."""
     step, plain = made(fresh(Around)), made(fresh(Around))
     block = step.net.middle[0]
     block.forward = own = block.forward
     step.net.compile()
     before = step.net._compiled_call_impl
-    step.use(Choice(compiled=True))
-    for number in range(2):
-        step(number)
-        plain(number)
-        assert not differing(state(step), state(plain))
-        assert len(compilations) == 3, "before, a block, after"
+    steps_alike(step, plain, compilations, 3)
     assert block.forward is own
     assert step.net._compiled_call_impl is before
 
@@ -641,7 +643,7 @@ def test_what_fails_inside_is_called_as_it_was_afterwards() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
 def test_a_process_of_many_networks_compiles_them_all(compilations: list[int]) -> None:
-    """The same of blocks."""
+    """Of blocks too, more than the eight after which PyTorch would stop."""
     for width in range(2, 13):
         step = made(fresh(lambda width=width: stacked(width, width, width)))
         step.use(Choice(compiled=True))

@@ -107,7 +107,7 @@ class Shelf:
         facts = base_facts(self.about(base))
         file, trained = self.network(base, facts["sha256"]), self.training(base) / MODEL
         if not file.exists() and trained.exists() and digest(trained) == facts["sha256"]:
-            self.put_network(file, trained.read_bytes())
+            write(file, trained.read_bytes())
         if not file.exists() and again(facts):
             return None
         if not file.exists() or digest(file) != facts["sha256"]:
@@ -120,10 +120,6 @@ class Shelf:
     def network(self, base: Base, sha256: str) -> Path:
         return self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
 
-    def put_network(self, file: Path, network: bytes) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, network)
-
     def keep_base(self, base: Base) -> None:
         """Put a base network on the shelf, under its hash; one that was lost and has been trained again, if it is the
         very same."""
@@ -135,7 +131,7 @@ class Shelf:
                 f"{folder}: trained again, it is not the base network that the runs in {self.out} began from "
                 f"({sha256[:16]}, not {lost[:16]}): give another --out, or delete that folder to train it once more"
             )
-        self.put_network(self.network(base, sha256), network)
+        write(self.network(base, sha256), network)
         if about.exists():
             return
         facts = slim(folder)
@@ -313,8 +309,12 @@ def lacks(found: Any, shape: Any) -> str | None:
 
 
 def put(file: Path, what: dict[str, Any]) -> None:
+    write(file, (json.dumps(what) + "\n").encode())
+
+
+def write(file: Path, what: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, (json.dumps(what) + "\n").encode())
+    write_whole(file, what)
 
 
 def digest(file: Path) -> str:
