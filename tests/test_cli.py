@@ -723,14 +723,14 @@ def test_a_terminal_shows_how_far_it_is_and_an_interruption_is_saved_told_and_co
 
 
 @pytest.mark.parametrize(
-    ("given", "variable", "torchrun", "threads"),
-    [(0, None, False, 7), (0, "3", False, 3), (0, "3,2", False, 3), (0, "many", False, 7), (5, "3", False, 5),
-     (0, "1", True, 3), (5, "1", True, 5)],
+    ("given", "variable", "torchrun", "threads", "beside_a_gpu"),
+    [(0, None, False, 7, 1), (0, "3", False, 3, 3), (0, "3,2", False, 3, 3), (0, "many", False, 7, 1),
+     (5, "3", False, 5, 5), (0, "4", True, 3, 1), (5, "4", True, 5, 5)],
 )  # fmt: skip
 def test_threads_are_as_asked_or_as_the_environment_says_or_all_cores(
-    given: int, variable: str | None, torchrun: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+    given: int, variable: str | None, torchrun: bool, threads: int, beside_a_gpu: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torchrun sets the variable to 1 by itself: two processes then share the cores."""
+    """torchrun sets the variable by itself, if to 1: two processes then share the cores."""
     monkeypatch.setattr(jobs, "cores", lambda: 7)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if variable is not None:
@@ -741,6 +741,7 @@ def test_threads_are_as_asked_or_as_the_environment_says_or_all_cores(
     with jobs.surroundings(configs.Train(device="cpu", threads=given), said.append):
         assert torch.get_num_threads() == threads
     assert (torch.get_num_threads(), said) == (before, [])
+    assert jobs.threads(configs.Train(device="cuda", threads=given)) == beside_a_gpu
 
 
 def test_more_threads_than_cores_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -780,7 +781,7 @@ def test_demo_prints_its_result_as_a_table_or_as_json(tmp_path: Path, monkeypatc
 
 def test_bench_measures_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled, on a CPU"))
-    monkeypatch.setattr("growprune.jobs.cores", lambda: 1)  # others are at work on this machine
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     arguments = ("bench", *NET, "--device", "cpu", "--batch", 64, "--steps", 1)
     code, out, err = growprune_says(*arguments, "--json")
     result = document(out)
@@ -790,6 +791,7 @@ def test_bench_measures_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["ms"] > 0
     assert found["images_per_second"] == pytest.approx(64e3 / found["ms"])
     assert "compiled" not in found["choice"]
+    assert result["environment"]["threads"] == 2  # while it measured: now it is one again
 
     monkeypatch.setattr("growprune.bench.bench", lambda asked: result)
     code, out, err = growprune_says(*arguments)

@@ -76,7 +76,7 @@ def measured(asked: Bench, what: str, figures: Callable[[Bench, Prune], dict[str
                     raise GrowpruneError(f"--batch: no batch of {asked.batch} from {there} images; give a smaller one")
                 storage.save(models.fresh(name, images.classes), weights)
                 result[what][name] = figures(asked, config)
-    result["environment"] = environment(device, 1)
+                result["environment"] = environment(device, 1)
     result |= {"data": asked.data, "batch": asked.batch, "steps": asked.steps}
     return result
 

@@ -20,6 +20,7 @@ from growprune.options import Options, flag, known, option
 NET, TRAIN, PRUNE, SPEED, RUN = "Network and images", "Training", "Pruning", "Speed", "The run"
 MODELS = "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:function."
 SETS = "cifar10, cifar100, digits, or a folder: CIFAR's files, .npz pair, class folders."
+THREADS = "CPU threads; 0: OMP_NUM_THREADS, else all cores, beside a GPU one."
 STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's name, as ResNet50_Weights.IMAGENET1K_V1."
 CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
 """Of the sets that have a name, as far as one must know before they are read."""
@@ -59,7 +60,7 @@ class Config(Options):
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)", SPEED)
     kernels: Literal["auto", "on", "off"] = option("auto", "Our convolutions for few or odd channels (CUDA)", SPEED)
     deterministic: bool = option(False, "The same bits each time on a GPU too; slower, and it says how much.", SPEED)
-    threads: int = option(0, "Threads on a CPU; 0: OMP_NUM_THREADS, else all cores.", SPEED, min=0, max=1024)
+    threads: int = option(0, THREADS, SPEED, min=0, max=1024)
     eval_every: int = option(1, "Epochs between tests.", RUN, min=1)
     save_every: float = option(60.0, "Seconds between checkpoints; 0: one a step.", RUN, min=0)
     tensorboard: bool = option(False, "Also write TensorBoard events into the run's folder.", RUN)
@@ -189,7 +190,7 @@ class Eval(Options):
     normalize: Literal["own", "imagenet"] | None = option(None, "Whose mean and deviation the images are scaled by")
     resolution: int | None = option(None, "Side of the square that larger images are cropped to. [224]", min=8)
     device: str | None = option(None, "auto, cpu or cuda. [auto]", metavar="NAME")
-    threads: int | None = option(None, "Threads on a CPU; 0: OMP_NUM_THREADS, else all cores. [0]", min=0, max=1024)
+    threads: int | None = option(None, f"{THREADS} [0]", min=0, max=1024)
     workers: int = option(-1, "Processes that read larger images; -1: one a core.", min=-1, max=1024)
 
 

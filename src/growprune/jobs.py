@@ -161,21 +161,22 @@ def at_home(folder: Folder | None, world: World, progress: Progress) -> Iterator
 
 
 def threads(config: Config) -> int:
-    """On a CPU: as many as were asked for; 0 is what OMP_NUM_THREADS says, where it does, else all cores. torchrun sets
-    that variable to 1 by itself: there 0 is this process's share of the cores."""
+    """As many as were asked for; 0 is what OMP_NUM_THREADS says, where it does, else all cores. torchrun sets that
+    variable to 1 by itself: there 0 is this process's share of the cores. Beside a GPU 0 is one: all that is computed
+    here is an epoch's order, and threads that wait for the next one keep other runs off the cores."""
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     usual = int(said) if said.isdecimal() and not distributed.launched() else 0
-    return config.threads or usual or max(1, cores() // distributed.neighbours())
+    share = 1 if config.device.startswith("cuda") else max(1, cores() // distributed.neighbours())
+    return config.threads or usual or share
 
 
 @contextmanager
 def surroundings(config: Config, say: Callable[[str], None] = lambda line: None) -> Iterator[None]:
     """Threads, determinism and random numbers as the configuration has them, afterwards as before."""
     before = torch.get_num_threads()
-    if config.device == "cpu":
-        if config.threads > cores():
-            say(f"--threads {config.threads}: more than the cores there are here ({cores()})")
-        torch.set_num_threads(threads(config))
+    if config.threads > cores():
+        say(f"--threads {config.threads}: more than the cores there are here ({cores()})")
+    torch.set_num_threads(threads(config))
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
