@@ -15,7 +15,7 @@ import termios
 import time
 import urllib.error
 from collections.abc import Iterator
-from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -741,7 +741,11 @@ def test_threads_are_as_asked_or_as_the_environment_says_or_all_cores(
     with jobs.surroundings(configs.Train(device="cpu", threads=given), said.append):
         assert torch.get_num_threads() == threads
     assert (torch.get_num_threads(), said) == (before, [])
-    assert jobs.threads(configs.Train(device="cuda", threads=given)) == beside_a_gpu
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: nullcontext())
+    for device in ("cuda", "cuda:1"):
+        with jobs.surroundings(configs.Train(device=device, threads=given), said.append):
+            assert torch.get_num_threads() == beside_a_gpu
 
 
 def test_more_threads_than_cores_is_said(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

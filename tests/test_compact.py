@@ -637,33 +637,45 @@ class Valid(nn.Module):
 
 
 @torch.no_grad()
-def vanish(model: Valid, filters: Iterable[int]) -> None:
-    """As after long training under the penalty: weights zero, the norm's mean that of the constant left over."""
+def vanish(model: Valid, filters: Iterable[int], fixed: bool = False) -> None:
+    """As after long training under the penalty: weights zero, the norm's mean that of the constant left over, if it was
+    not fixed."""
     gone = list(filters)
     for layer, norm in zip((model.conv1, model.conv2, model.conv3), model.norms, strict=True):
         layer.weight[gone] = 0.0
-        if isinstance(norm, nn.BatchNorm2d):
+        if isinstance(norm, nn.BatchNorm2d) and not fixed:
             norm.running_mean[gone] = 0.0 if layer.bias is None else layer.bias[gone]
     if model.excite is not None:
         model.excite.weight[gone] = 0.0
 
 
 @settings(deadline=None, max_examples=40)
-@given(*[st.booleans()] * 5, st.sets(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 100))
+@given(*[st.booleans()] * 6, st.sets(st.integers(0, 5), min_size=1, max_size=4), st.integers(0, 100))
 def test_folding_vanished_filters_changes_nothing(
-    bias: bool, normed: bool, depthwise: bool, gated: bool, flat: bool, filters: set[int], seed: int
+    bias: bool, normed: bool, depthwise: bool, gated: bool, flat: bool, fixed: bool, filters: set[int], seed: int
 ) -> None:
     model = Valid(bias, normed, depthwise, gated, flat).eval()
     generator = torch.Generator().manual_seed(seed)
     randomize(model, generator)
-    vanish(model, filters)
+    vanish(model, filters, fixed)
     x = torch.randn(4, 3, 7, 7, generator=generator)
     ratio = (len(filters) - 0.5) / 6
     pruner = gp.Pruner(model, x[:1], schedule=gp.OneShot(), ratios={"conv1": ratio, "conv3": ratio})
     assert all(set((~mask).nonzero().flatten().tolist()) <= filters for mask in pruner.masks().values())
-    small = pruner.compact(fold=True)
+    small = pruner.compact(fold=True, fixed_norm=fixed)
     assert size(small) < size(model)
     assert stray(small(x), model(x)) < 1e-4
+
+
+def test_what_a_vanished_filter_sends_on_hangs_on_whether_its_norm_was_fixed() -> None:
+    model = Valid(bias=False, normed=True, depthwise=False, gated=False, flat=False).eval()
+    generator = torch.Generator().manual_seed(0)
+    randomize(model, generator)
+    vanish(model, (1, 4), fixed=True)
+    x = torch.randn(4, 3, 7, 7, generator=generator)
+    pruner = gp.Pruner(model, x[:1], schedule=gp.OneShot(), ratios={"conv1": 1 / 3, "conv3": 1 / 3})
+    right, wrong = (stray(pruner.compact(fixed_norm=said)(x), model(x)) for said in (True, False))
+    assert right < 1e-4 < 1e-2 < wrong
 
 
 @settings(deadline=None, max_examples=20)

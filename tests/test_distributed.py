@@ -106,7 +106,7 @@ PRUNE = {
 RUNS: dict[str, dict[str, Any]] = {
     "train": {**EXACT, "epochs": 1, "warm_up": 0},
     "odd": {**SHARED, "model": "test_distributed:Odd", "epochs": 1, "warm_up": 0},
-    "greg1 filter": {**PRUNE, "schedule": "greg1"},
+    "greg1 filter": {**PRUNE, "schedule": "greg1", "prune_norm": "fixed"},
     "greg2 filter": {**PRUNE, "schedule": "greg2"},
     "oneshot filter": {**PRUNE, "schedule": "oneshot"},
     "greg1 weight": {**PRUNE, "schedule": "greg1", "granularity": "weight"},

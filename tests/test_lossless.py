@@ -176,7 +176,7 @@ PUSH: dict[str, Any] = {
     "delta_lambda": 0.5, "tau": 300.0, "ks": 6, "stop_ratio": 3.0,
 }  # fmt: skip
 CONFIGS: dict[str, Config] = {
-    "greg1": Prune(**PUSH, criterion="obd", nesterov=True),
+    "greg1": Prune(**PUSH, criterion="obd", nesterov=True, prune_norm="fixed"),
     "greg2": Prune(**PUSH, schedule="greg2", delta_lambda_pick=0.1, tau_pick=0.2, granularity="weight"),
     "streamed": Train(**{**SAME, "data": "pictures", "batch": 8}, model="mynets:coloured", epochs=3, workers=0),
 }

@@ -574,6 +574,17 @@ def test_the_page_holds_the_numbers_of_the_result() -> None:
     assert "10,000 test images: one of them is 0.01 points" in page.text
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({}, False), ({"prune_norm": "batch"}, False), ({"prune_norm": "fixed"}, True),
+     ({"prune_norm": "fixed", "schedule": {"name": "OneShot"}}, False)],
+)  # fmt: skip
+def test_batch_norm_that_was_fixed_is_told(change: dict[str, Any], told: bool) -> None:
+    """Where something was pushed; older results do not know of it."""
+    (first, _) = run.story(result() | change)
+    assert (", batch norm fixed meanwhile)." in first) == told
+
+
 def test_removal_that_costs_nothing_is_told_so() -> None:
     accuracy = {"base": 93.4, "before_removal": 93.01, "after_removal": 93.0, "final": 93.4, "best": 93.5}
     (first, _) = run.story(result(accuracy=accuracy, epochs={}))

@@ -935,8 +935,8 @@ def test_a_feed_of_files_gives_its_batches_in_one_place(folder: Path) -> None:
 def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three runs the second is like the first; the third is longer, and worth compiling. All of them say and keep
-    what was chosen, and what the same bits cost."""
+    """Of four runs the second is like the first; the third is longer, and worth compiling, the last has other batch
+    norm. All of them say and keep what was chosen, and what the same bits cost."""
     gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
     asked: list[int] = []
 
@@ -946,10 +946,11 @@ def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
 
     monkeypatch.setattr(choosing, "choose", chosen)
     found, measured = [], dict[Any, Any]()
-    for ku in (1, 1, 10):
+    norms: list[Any] = ["batch", "batch", "batch", "fixed"]
+    for ku, norm in zip((1, 1, 10, 1), norms, strict=True):
         config = Prune(
             model="growprune.demo:network", data="digits", weights=str(weights), device="cpu", threads=1, batch=64,
-            prune_batch=64, ku=ku, seed=len(found), deterministic=True,
+            prune_batch=64, ku=ku, seed=len(found), deterministic=True, prune_norm=norm,
         )  # fmt: skip
         progress, said = Progress(quiet=True), list[str]()
         monkeypatch.setattr(progress, "say", said.append)
@@ -959,8 +960,8 @@ def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
         step: Any = SimpleNamespace(net=job.net)
         found.append((job.chosen(job.stages[0], step).compiled, len(said), sorted(job.choices)))
     kept = ["prune", "prune, if not deterministic"]
-    assert found == [(False, 2, kept), (False, 2, kept), (True, 2, kept)]
-    assert asked == [15_000, 15_000, 105_000, 105_000]  # with the same bits and without
+    assert found == [(False, 2, kept), (False, 2, kept), (True, 2, kept), (False, 2, kept)]
+    assert asked == [15_000, 15_000, 105_000, 105_000, 15_000, 15_000]  # with the same bits and without
 
 
 @pytest.mark.parametrize(
@@ -996,6 +997,102 @@ def test_a_test_computes_as_its_step_does_or_exactly() -> None:
         job.test(job.net, exactly)
         assert seen == {kind}
         assert type(conv) is nn.Conv2d
+
+
+@pytest.mark.parametrize("granularity", ["filter", "weight"])
+@pytest.mark.parametrize("norm", ["batch", "fixed"])
+def test_batch_norm_follows_the_weights_or_is_fixed_while_the_penalty_grows(
+    tmp_path: Path, norm: Any, granularity: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is tested, and leaves the stage, with the statistics that it was pushed with; then fine-tuning moves them."""
+    net = models.fresh("growprune.demo:network", 10)
+    gp.save(net, weights := tmp_path / "w.safetensors")
+    first = {name: value for name, value in net.named_buffers() if "running" in name}
+    estimated = list[nn.Module]()
+    real = evaluation.estimated
+    monkeypatch.setattr(evaluation, "estimated", lambda net, *rest: estimated.append(net) or real(net, *rest))
+    job = train.Job(
+        Prune(
+            model="growprune.demo:network", data="digits", weights=str(weights), device="cpu", threads=1, batch=64,
+            prune_batch=64, ku=1, delta_lambda=0.3, ks=2, epochs=1, prune_norm=norm, granularity=granularity,
+        ),
+        None,
+        "cpu",
+    )  # fmt: skip
+
+    def moved() -> set[str]:
+        """Statistics that are not the first ones, or the first ones of what is kept."""
+        now = dict(job.net.named_buffers())
+        return {name for name in first if not torch.isin(now[name], first[name]).all()}
+
+    stages = Counter[str]()
+    for _ in job.work():
+        stages[stage := job.stages[job.at].name] += 1
+        fixed = norm == "fixed" and stage == "prune"
+        modes = {type(module): module.training for module in job.net.modules()}
+        assert (modes[nn.BatchNorm2d], modes[nn.Conv2d]) == (not fixed, True)
+        if stage == "prune":
+            assert moved() == (set() if fixed else set(first))
+    assert stages == {"prune": 5, "finetune": 18}
+    assert bool(estimated) == (norm == "batch")
+    assert moved() == set(first)
+
+
+@pytest.mark.parametrize("granularity", ["filter", "weight"])
+@pytest.mark.parametrize("norm", ["batch", "fixed"])
+def test_fixed_statistics_are_left_to_what_is_fine_tuned(tmp_path: Path, norm: Any, granularity: str) -> None:
+    """With statistics estimated anew the network would no longer be the one that was pushed."""
+    gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
+    shared: dict[str, Any] = {"model": "growprune.demo:network", "data": "digits", "weights": str(weights)}
+    shared |= {"device": "cpu", "threads": 1, "batch": 64, "prune_batch": 64, "epochs": 0, "prune_norm": norm}
+    shared["granularity"] = granularity
+    for more, anew in (({"ku": 1, "delta_lambda": 0.3, "ks": 2}, norm == "batch"), ({"schedule": "oneshot"}, True)):
+        job = train.Job(Prune(**shared, **more), None, "cpu")
+        for _ in job.work():
+            pass
+        variances = torch.cat([value for name, value in job.net.named_buffers() if "running_var" in name])
+        assert bool((variances == 1).all()) == (not anew), more  # as they were made
+        assert job.result["prune_norm"] == norm
+
+
+def test_a_vanished_filter_is_folded_as_it_was_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sends on hangs on whether batch norm was fixed; where nothing was pushed, nothing was."""
+    gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
+    told, real = list[bool](), gp.Pruner.compact
+
+    def compact(self: gp.Pruner, fixed_norm: bool, **rest: Any) -> nn.Module:
+        told.append(fixed_norm)
+        return real(self, fixed_norm=fixed_norm, **rest)
+
+    monkeypatch.setattr(gp.Pruner, "compact", compact)
+    for norm, schedule in (("batch", "greg1"), ("fixed", "greg1"), ("fixed", "oneshot")):
+        plan = Prune(
+            model="growprune.demo:network", data="digits", weights=str(weights), device="cpu", threads=1, batch=64,
+            prune_batch=64, ku=1, delta_lambda=0.3, ks=0, epochs=0, prune_norm=norm, schedule=schedule,  # type: ignore[arg-type]
+        )  # fmt: skip
+        for _ in train.Job(plan, None, "cpu").work():
+            pass
+    assert told == [False, True, False]
+
+
+def test_where_there_is_no_batch_norm_to_fix_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passing = nn.BatchNorm2d(1, track_running_stats=False)  # has no statistics but the batch's
+    net = nn.Sequential(nn.Conv2d(1, 1, 3), nn.BatchNorm2d(1), passing, nn.Sequential(nn.BatchNorm1d(1)))
+    assert evaluation.fix_norms(net) == 2
+    assert [module.training for module in net.modules()] == [True, True, False, True, True, False]
+
+    gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
+    plan = Prune(
+        model="growprune.demo:network", data="digits", weights=str(weights), device="cpu", threads=1, batch=64,
+        prune_batch=64, prune_norm="fixed",
+    )  # fmt: skip
+    for count in (0, 1):
+        monkeypatch.setattr(evaluation, "fix_norms", lambda net, count=count: count)
+        progress, said = Progress(quiet=True), list[str]()
+        monkeypatch.setattr(progress, "say", said.append)
+        job = train.Job(plan, None, "cpu", progress=progress)
+        job.enter(job.stages[0], None)
+        assert any("no batch norm in this network" in line for line in said) == (not count)
 
 
 def test_side_by_side_on_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

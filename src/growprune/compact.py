@@ -149,16 +149,19 @@ class Onward(TorchDispatchMode):
 
 
 @torch.no_grad()
-def fold(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any) -> None:
+def fold(
+    model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any, fixed_norm: bool = False
+) -> None:
     """Put what vanished filters still send onward into `small`: a bias, or the next batch norm's running mean.
 
-    A filter whose weights are zero sends act(β) onward, β its norm's shift (or its bias). The model runs once with the
-    pruned filters' weights and scales at zero, so that every activation in between is its own; what the vanished
-    channels then add to each reader's output (zero padding included) is averaged and folded.
+    A filter whose weights are zero sends act(β) onward, β its norm's shift (or its bias), if the norm's mean followed
+    them to zero; if that was fixed at μ, act(β − γμ/σ). The model runs once with the pruned filters' weights at zero,
+    and with their norms' scales and means if these followed, so that every activation in between is its own; what the
+    vanished channels then add to each reader's output (zero padding included) is averaged and folded.
     """
     ghost = copied(model).eval()
     full = tensors(ghost)
-    for s in groups.of_role("filter", "scale", "mean"):
+    for s in groups.of_role("filter") if fixed_norm else groups.of_role("filter", "scale", "mean"):
         if s.dim is not None:
             lost = gone(pruned, s.units).nonzero().flatten()
             full[s.tensor].index_fill_(s.dim, lost.to(full[s.tensor].device), 0.0)

@@ -120,6 +120,9 @@ class Prune(Config):
     )
     prune_lr: float = option(1e-3, "Learning rate while the penalty grows.", PRUNE, above=0)
     prune_batch: int = option(256, "Images a step while the penalty grows.", PRUNE, min=1)
+    prune_norm: Literal["batch", "fixed"] = option(
+        "batch", "Batch norm's statistics while the penalty grows: of each batch, or fixed as they were", PRUNE
+    )
     delta_lambda: float = option(1e-4, "Growth of λ (δλ).", PRUNE, above=0)
     delta_lambda_pick: float = option(1e-5, "Growth of λ while GReg-2 picks.", PRUNE, above=0)
     tau: float = option(1.0, "λ's ceiling (τ).", PRUNE, above=0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from growprune import convolutions, distributed
 from growprune.compact import calibrate
@@ -53,6 +54,14 @@ def estimated(net: nn.Module, images: Images, batch: int) -> nn.Module:
     twin = copy.deepcopy(net)
     calibrate(twin, [x for x, _ in images.sample(batch)])
     return twin
+
+
+def fix_norms(net: nn.Module) -> int:
+    """Put every batch norm that has statistics into eval mode, so that it keeps them; how many there are."""
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    for norm in norms:
+        norm.eval()
+    return len(norms)
 
 
 @torch.no_grad()

@@ -162,8 +162,8 @@ def at_home(folder: Folder | None, world: World, progress: Progress) -> Iterator
 
 def threads(config: Config) -> int:
     """As many as were asked for; 0 is what OMP_NUM_THREADS says, where it does, else all cores. torchrun sets that
-    variable to 1 by itself: there 0 is this process's share of the cores. Beside a GPU 0 is one: all that is computed
-    here is an epoch's order, and threads that wait for the next one keep other runs off the cores."""
+    variable to 1 by itself: there 0 is this process's share of the cores. Beside a GPU 0 is one: hardly more than
+    an epoch's order is computed here, and threads that wait for the next one keep other runs off the cores."""
     said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     usual = int(said) if said.isdecimal() and not distributed.launched() else 0
     share = 1 if config.device.startswith("cuda") else max(1, cores() // distributed.neighbours())

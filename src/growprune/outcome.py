@@ -44,6 +44,7 @@ def of(config: Config, images: Images, base: nn.Module, net: nn.Module, device: 
         "criterion": pushed.criterion if pushed else None,
         "granularity": pushed.granularity if pushed else None,
         "scope": pushed.scope if pushed else None,
+        "prune_norm": pushed.prune_norm if pushed else None,
         "ratios": ratios.write(ratios.read(recipe.ratios(pushed))) if pushed else None,
         "epochs": {"finetune" if pushed else "train": config.epochs},
         **known,

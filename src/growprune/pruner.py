@@ -323,6 +323,7 @@ class Pruner:
         optimizer: torch.optim.Optimizer | None = None,
         fold: bool = True,
         calibrate: Iterable[Any] | None = None,
+        fixed_norm: bool = False,
     ) -> nn.Module:
         """Remove what was pruned.
 
@@ -331,6 +332,7 @@ class Pruner:
 
         `optimizer`: it goes on with the new parameters, its state cut alike. `fold`: what removed filters still send
         onward goes into what follows. `calibrate`: batches on which to estimate batch-norm statistics anew.
+        `fixed_norm`: batch norm was in eval mode while filters were pushed, so what they send onward is another.
         """
         if not self._picked:
             raise GrowpruneError(
@@ -362,7 +364,7 @@ class Pruner:
         small = removal.cut(self.model, self.groups, self._pruned)
         proof.prove(self.model, small, self.groups, self._pruned, self.example_input)
         if fold:
-            removal.fold(self.model, small, self.groups, self._pruned, self.example_input)
+            removal.fold(self.model, small, self.groups, self._pruned, self.example_input, fixed_norm)
         if calibrate is not None:
             removal.calibrate(small, calibrate)
         if optimizer is not None:

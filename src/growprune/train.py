@@ -151,6 +151,10 @@ class Job:
     def enter(self, stage: Stage, tree: Mapping[str, Any] | None) -> Step:
         """Everything a stage needs: optimizer, pruner, and the step in the way that is fastest here."""
         config, net = self.config, self.net.train()
+        if stage.name == "prune" and self.fixed and not evaluation.fix_norms(net):
+            self.progress.say(
+                "--prune-norm fixed: there is no batch norm in this network whose statistics could be fixed"
+            )
         self.images.decide(self.choices, self.progress.say)
         feed = self.images.feed(stage.batch, stage.number)
         self.epoch = feed.epoch_steps
@@ -310,7 +314,7 @@ class Job:
                 captured=False,
             )  # fmt: skip
         else:
-            known = stage.name, stage.batch, self.images.shape
+            known = stage.name, stage.batch, self.images.shape, self.fixed
             choice, free = tried(step, config, left, self.progress.say, self.measured, known)
             self.progress.say(f"{stage.name}: chose {choice}")
             if free is not None:
@@ -328,8 +332,15 @@ class Job:
         choice = Choice() if exact or self.step is None else self.step.choice
         return evaluation.accuracy(net, self.images, choice.kernels if choice.precision == "bf16" else None)
 
-    def estimated(self, net: nn.Module) -> nn.Module:
-        return evaluation.estimated(net, self.images, self.sample_batch())
+    @property
+    def fixed(self) -> bool:
+        """Does batch norm keep its statistics while the penalty grows?"""
+        return isinstance(self.config, Prune) and self.config.prune_norm == "fixed"
+
+    def pushed(self) -> nn.Module:
+        """The network as it is tested while the penalty grows: if its statistics follow the weights, they lag."""
+        moved = self.done and not self.fixed
+        return evaluation.estimated(self.net, self.images, self.sample_batch()) if moved else self.net
 
     def sample_batch(self) -> int:
         return min(256, self.stages[self.at].batch if self.at < len(self.stages) else self.config.batch)
@@ -341,7 +352,7 @@ class Job:
         pushing = stage.name == "prune"
         if pushing and phase == "pick" and self.phase(stage) != "pick" and self.pruner is not None:
             self.agree(self.pruner)
-        accuracy = self.test(self.estimated(self.net) if pushing and self.done else self.net)
+        accuracy = self.test(self.pushed() if pushing else self.net)
         count, timed = self.done - self.noted_at, self.done - self.timed_at
         record: dict[str, Any] = {
             "stage": stage.name,
@@ -376,15 +387,16 @@ class Job:
         """The smaller network in place of the pushed one."""
         pruner = self.pruner
         assert pruner is not None
-        before = self.test(self.estimated(self.net) if self.done else self.net, exact=True)
+        before = self.test(self.pushed(), exact=True)
         base = self.base_accuracy()
-        batches = [x for x, _ in self.images.sample(self.sample_batch())]
+        fixed = self.fixed and self.done > 0  # then the weights have come to fit the statistics
+        batches = None if fixed else [x for x, _ in self.images.sample(self.sample_batch())]
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            small = pruner.compact(calibrate=batches)
+            small = pruner.compact(calibrate=batches, fixed_norm=fixed)
         for each in heard:
             self.progress.say(str(each.message))
-        if pruner.groups.granularity == "weight":
+        if pruner.groups.granularity == "weight" and batches is not None:
             calibrate(small, batches)
         distributed.same_weights(self.world, small)  # folded and estimated by each process for itself
         after = self.test(small, exact=True)

@@ -7,7 +7,8 @@ The paper's row 2 is of ResNet50 on ImageNet, where Ku is 5: λ is 0.03 at its l
 draw the layer of that name at the same iterations, and at 30,000, where λ has come as far. "VGG19 layer3" of the
 appendix is the layer of index 3, as the paper counts them (from 0).
 
-Three rows are ours: λ up to 0.3 with Ku = 1 on both networks, and VGG19 as the authors trained it.
+Five rows are ours: λ up to 0.3 with Ku = 1 on both networks, VGG19 as the authors trained it, and both with batch norm
+fixed while they are pushed, as it was in the authors' code when they began (see `causes`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from growprune.paper.causes import theirs
+from growprune.paper.causes import FIXED, theirs
 from growprune.paper.grid import Experiment, Grid, Look, Row
 from growprune.paper.results import Found
 from growprune.paper.setting import RESNET56, VGG19, WATCHED_UNTIL, Base, Scale, Setting
@@ -53,6 +54,10 @@ WATCHES = (
     Watch("vgg19-base", pushed(theirs(VGG19)), remark="the authors' base network"),
     *(
         Watch(f"{base.model}-further", pushed(base, ku=1, until=0.3), remark="λ to {:g}, Ku = 1")
+        for base in (RESNET56, VGG19)
+    ),
+    *(
+        Watch(f"{base.model}-fixed", pushed(base, other=FIXED), remark="batch norm fixed while pushing")
         for base in (RESNET56, VGG19)
     ),
 )

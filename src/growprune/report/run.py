@@ -122,6 +122,8 @@ def removed(result: Result) -> str:
     how = [f"criterion {result['criterion']}", amount(result["ratios"])]
     if name != "OneShot" and result["granularity"] == "filter":
         how.append(f"penalty on the {result['scope']}")
+    if name != "OneShot" and result.get("prune_norm") == "fixed":
+        how.append("batch norm fixed meanwhile")
     did = "removed" if result["granularity"] == "filter" else "set to zero"
     said = f"{METHODS.get(name, name)} {did} {what} ({', '.join(how)})."
     return said[0].upper() + said[1:]
