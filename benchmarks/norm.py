@@ -9,19 +9,13 @@ on two CPU cores. The file keeps each run's accuracies: before removal, after it
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
 import statistics
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-from separation import SHARED, TRAIN
+from separation import SHARED, TRAIN, arguments, keep, processes
 
-import growprune as gp
 from growprune.config import Prune, Train
 from growprune.jobs import run
 
@@ -32,8 +26,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "GReg-1": {"prune_norm": "batch"},
     "GReg-1, batch norm fixed": {"prune_norm": "fixed"},
 }
-
-
 Plan = tuple[str, int, str, str]
 """A folder for all runs, seed, ratio, way."""
 
@@ -56,27 +48,19 @@ def pruned(plan: Plan) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    seeds, here = range(args.seeds), multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(args.jobs, here) as pool:
+    args = arguments(__doc__)
+    seeds = range(args.seeds)
+    with tempfile.TemporaryDirectory() as folder, processes(args.jobs) as pool:
         list(pool.map(trained, [(folder, seed) for seed in seeds]))
-        runs = list(
-            pool.map(pruned, [(folder, seed, ratio, way) for ratio in RATIOS for way in WAYS for seed in seeds])
-        )
+        plans = [(folder, seed, ratio, way) for ratio in RATIOS for way in WAYS for seed in seeds]
+        runs = list(pool.map(pruned, plans))
     for ratio in RATIOS:
         for way in WAYS:
             these = [one["accuracy"] for one in runs if (one["ratio"], one["way"]) == (ratio, way)]
             before, after = (statistics.mean(each[f"{when}_removal"] for each in these) for when in ("before", "after"))
             finals = ", ".join(f"{each['final']:.2f}" for each in these)
             print(f"ratio {ratio}, {way}: {before:.2f} before removal, {after:.2f} after, in the end {finals}")
-    if args.out:
-        versions = {"torch": torch.__version__, "growprune": gp.__version__}
-        found = {"benchmark": "norm", "train": TRAIN, "prune": PUSH, "runs": runs, "environment": versions}
-        args.out.write_text(json.dumps(found) + "\n")
+    keep(args.out, benchmark="norm", train=TRAIN, prune=PUSH, runs=runs)
 
 
 if __name__ == "__main__":

@@ -91,14 +91,31 @@ def shown(note: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+# -- what `norm.py` has in common with it ------------------------------------------------------------------------------
+
+
+def arguments(about: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def processes(jobs: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+
+
+def keep(out: Path | None, **found: Any) -> None:
+    if out:
+        versions = {"torch": torch.__version__, "growprune": gp.__version__}
+        out.write_text(json.dumps(found | {"environment": versions}) + "\n")
+
+
+def main() -> None:
+    args = arguments(__doc__)
     jobs = [(kind, seed) for kind in KINDS for seed in range(args.seeds)]
-    with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+    with processes(args.jobs) as pool:
         runs = list(pool.map(watched, jobs))
     for one in runs:
         print(f"{one['network']}, seed {one['seed']}: mean deviation, shares of the norm, least half that still is")
@@ -107,10 +124,7 @@ def main() -> None:
             low, high = (pick(share) for pick, share in zip((min, max), zip(*note["share"], strict=True), strict=True))
             mean = statistics.mean(note["deviation"])
             print(f"  λ {note['lambda']:.4f}: {mean:.3f}, {low:.3f} to {high:.3f}, {sum(note['least'])} of {HALF}")
-    if args.out:
-        versions = {"torch": torch.__version__, "growprune": gp.__version__}
-        found = {"benchmark": "separation", "train": TRAIN, "pick": PICK, "runs": runs, "environment": versions}
-        args.out.write_text(json.dumps(found) + "\n")
+    keep(args.out, benchmark="separation", train=TRAIN, pick=PICK, runs=runs)
 
 
 if __name__ == "__main__":
