@@ -3,6 +3,7 @@
 import copy
 import io
 from collections.abc import Callable, Iterable
+from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import growprune as gp
 from growprune import proof
 from growprune.compact import calibrate
 from growprune.models import create
+from growprune.paper import table1
+from growprune.paper.setting import Base
 from strategies import Case, Links, Words, cases, conv, networks, randomize
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
@@ -1230,13 +1233,22 @@ def base(name: str, classes: int, side: int) -> tuple[nn.Module, gp.Measurement]
     return model, gp.measure(model, torch.zeros(1, 3, side, side))
 
 
-def removed(name: str, classes: int, side: int, ratios: Any, **more: Any) -> tuple[str, str]:
-    """Speed-up and parameters removed in per cent, as printed in FACTS.md."""
-    model, before = base(name, classes, side)
+@cache
+def pruned(name: str, classes: int, side: int, ratios: Any, ignore: tuple[str, ...] = ()) -> gp.Measurement:
     x = torch.zeros(1, 3, side, side)
-    pruner = gp.Pruner(model, x, schedule=gp.OneShot(), ratios=ratios, **more)
-    after = gp.measure(pruner.compact(fold=False), x)
+    pruner = gp.Pruner(base(name, classes, side)[0], x, schedule=gp.OneShot(), ratios=ratios, ignore=ignore)
+    return gp.measure(pruner.compact(fold=False), x)
+
+
+def removed(name: str, classes: int, side: int, ratios: Any, ignore: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Speed-up and parameters removed in per cent, as printed in FACTS.md."""
+    before, after = base(name, classes, side)[1], pruned(name, classes, side, ratios, ignore)
     return f"{gp.speedup(before, after):.2f}", f"{100 * (1 - after.params / before.params):.2f}"
+
+
+def rounded(value: float) -> Decimal:
+    """To four decimals, then to three, halves up each time."""
+    return Decimal(repr(value)).quantize(Decimal("1.0000"), ROUND_HALF_UP).quantize(Decimal("1.000"), ROUND_HALF_UP)
 
 
 @pytest.mark.parametrize(
@@ -1271,6 +1283,21 @@ def test_oracle_vgg19(ratio: float, speedup: str, params: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("network", "ratio"), [(network, ratio) for network, columns in table1.PAPER.items() for ratio in columns]
+)
+def test_table_1_prints_our_counts_rounded(network: Base, ratio: float) -> None:
+    """Its figures are quotients of counts that were rounded before: millions of parameters, milliards of operations,
+    two to a MAC."""
+    name, classes = network.model, {"cifar10": 10, "cifar100": 100}[network.data]
+    before, after = base(name, classes, 32)[1], pruned(name, classes, 32, table1.ratios(network, ratio))
+    macs = rounded(2 * before.macs / 1e9) / rounded(2 * after.macs / 1e9)
+    params = 100 * (1 - rounded(after.params / 1e6) / rounded(before.params / 1e6))
+    column = list(table1.PAPER[network]).index(ratio)
+    assert f"{macs:.2f}" == f"{table1.PAPER[network][ratio][0]:.2f}"
+    assert f"{params:.2f}" == f"{table1.SPARSITY[network][column]:.2f}"
+
+
+@pytest.mark.parametrize(
     ("ratios", "speedup"),
     [
         ("[0,.3,.3,.3,.14]", "1.49"),
@@ -1286,8 +1313,8 @@ def test_oracle_resnet50(ratios: str, speedup: str) -> None:
 
 def test_oracle_resnet34() -> None:
     pytest.importorskip("torchvision")
-    alone = ["layer1.0", "layer2.0", "layer2.3", "layer3.0", "layer3.5"]
-    assert removed("torchvision:resnet34", 1000, 224, "[0,.5,.6,.4,0]", ignore=alone)[0] == "1.32"
+    alone = ("layer1.0", "layer2.0", "layer2.3", "layer3.0", "layer3.5")
+    assert removed("torchvision:resnet34", 1000, 224, "[0,.5,.6,.4,0]", alone)[0] == "1.32"
 
 
 class Before(nn.Module):

@@ -999,6 +999,20 @@ def test_a_test_computes_as_its_step_does_or_exactly() -> None:
         assert type(conv) is nn.Conv2d
 
 
+@pytest.mark.parametrize(("precision", "rounds"), [("fp32", True), ("ieee", False)])
+def test_a_step_in_float32_rounds_as_pytorch_lets_it_or_not(precision: str, rounds: bool) -> None:
+    """To TF32, on a GPU that can: forward and backward, and what was allowed before is allowed after."""
+    asked = Train(model="growprune.demo:network", data="digits", device="cpu", threads=1, batch=64, precision=precision)  # type: ignore[arg-type]
+    job = train.Job(asked, None, "cpu")
+    seen: list[bool] = []
+    conv = next(m for m in job.net.modules() if type(m) is nn.Conv2d)
+    conv.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+    conv.weight.register_hook(lambda _: seen.append(torch.backends.cudnn.allow_tf32))
+    job.enter(job.stages[0], None)(0)
+    assert seen == [rounds, rounds]
+    assert torch.backends.cudnn.allow_tf32
+
+
 @pytest.mark.parametrize("granularity", ["filter", "weight"])
 @pytest.mark.parametrize("norm", ["batch", "fixed"])
 def test_batch_norm_follows_the_weights_or_is_fixed_while_the_penalty_grows(

@@ -22,6 +22,7 @@ MODELS = "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:functio
 SETS = "cifar10, cifar100, digits, or a folder: CIFAR's files, .npz pair, class folders."
 THREADS = "CPU threads; 0: OMP_NUM_THREADS, else all cores, beside a GPU one."
 STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's name, as ResNet50_Weights.IMAGENET1K_V1."
+PRECISIONS = "Of the training step (fp32 may round to TF32, ieee does not; auto is the faster of bf16 and fp32)"
 CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
 """Of the sets that have a name, as far as one must know before they are read."""
 
@@ -55,7 +56,7 @@ class Config(Options):
     keep: Literal["auto", "device", "files"] = option(
         "auto", "Where larger images stay (auto is a GPU that has room for them, else files)", SPEED
     )
-    precision: Literal["auto", "bf16", "fp32"] = option("auto", "Of the training step (auto is the faster)", SPEED)
+    precision: Literal["auto", "bf16", "fp32", "ieee"] = option("auto", PRECISIONS, SPEED)
     layout: Literal["auto", "channels_last", "contiguous"] = option("auto", "Of images and weights in memory", SPEED)
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)", SPEED)
     kernels: Literal["auto", "on", "off"] = option("auto", "Our convolutions for few or odd channels (CUDA)", SPEED)
@@ -245,7 +246,7 @@ class Reproduce(Options):
     )
     out: str = option("runs/paper", "Folder of all that was run; what is there is not run again.", metavar="FOLDER")
     device: str = option("auto", "auto, cpu or cuda.", metavar="NAME")
-    precision: Literal["auto", "bf16", "fp32"] = option("auto", "Of the training step (auto is the faster)")
+    precision: Literal["auto", "bf16", "fp32", "ieee"] = option("auto", PRECISIONS)
     layout: Literal["auto", "channels_last", "contiguous"] = option("auto", "Of images and weights in memory")
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile (auto is where it pays for itself)")
     kernels: Literal["auto", "on", "off"] = option("auto", "Our convolutions for few or odd channels (CUDA)")

@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from growprune import convolutions, distributed
 from growprune.distributed import World
 from growprune.errors import GrowpruneError
 from growprune.pruner import Pruner
-from growprune.running import leaves
+from growprune.running import all_digits, leaves
 
 
 class NonFiniteError(GrowpruneError):
@@ -124,7 +124,8 @@ class Step:
     def once(self) -> None:
         """One step, eagerly, or into the graph that is being captured."""
         x, y = self.feed(self.count)
-        with convolutions.swapped(self.net, self.choice.kernels), compiled(self.net, self.blocks):
+        digits = all_digits() if self.choice.precision == "ieee" else nullcontext()
+        with digits, convolutions.swapped(self.net, self.choice.kernels), compiled(self.net, self.blocks):
             loss = self.loss_of(self, x, y)
             if self.world.size > 1:  # DistributedDataParallel averages gradients on their way into .grad
                 self.optimizer.zero_grad()

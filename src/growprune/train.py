@@ -307,11 +307,11 @@ class Job:
         config = self.config
         left = self.steps - self.done
         if not self.cuda or self.world.size > 1 or not left:
-            low = config.precision == "bf16" or (self.cuda and config.precision == "auto")
+            plain = "bf16" if self.cuda else "fp32"
             last = config.layout == "channels_last" or (self.cuda and config.layout == "auto")
             choice = Choice(
-                "bf16" if low else "fp32", "channels_last" if last else "contiguous", config.compile == "on",
-                captured=False,
+                plain if config.precision == "auto" else config.precision, "channels_last" if last else "contiguous",
+                config.compile == "on", captured=False,
             )  # fmt: skip
         else:
             known = stage.name, stage.batch, self.images.shape, self.fixed
