@@ -19,6 +19,7 @@ from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, sup
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,7 +203,10 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("prune --weights FILE --ratios half", "'half' is not a number"),
         ("prune --weights FILE --ratios 1.5", "1.5 is outside [0, 1)"),
         ("prune --ratios 0.5 --speedup 2", "give one of --ratios, --speedup and --global-ratio"),
-        ("prune --data digits --weights FILE", "FILE: no state dict that can be read without running code in it"),
+        (
+            "prune --data digits --weights FILE",
+            "FILE: damaged, or no state dict that can be read without running code in it",
+        ),
         ("resume", "Missing argument 'RUN'"),
         ("resume nowhere", "nowhere: no such folder; give the folder of a run: its --out, by default in runs/"),
         ("resume .", ".: not a run's folder: it has no config.json"),
@@ -528,9 +532,9 @@ def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
         (lambda root: [file.unlink() for file in (root / "test" / "a").iterdir()],
          "{root}/test/a: no images in it (.png .jpg .jpeg .webp .bmp); add some, or remove it"),
         (lambda root: (root / "train" / "a" / "1.png").write_bytes(b"\x89PNG"),
-         "{root}/train/a/1.png: broken, or not an image; remove or replace it"),
+         "{root}/train/a/1.png: broken, or not an image; replace it, or, before a run begins, remove it"),
         (lambda root: (root / "test" / "b" / "0.png").write_bytes(b""),
-         "{root}/test/b/0.png: broken, or not an image; remove or replace it"),
+         "{root}/test/b/0.png: broken, or not an image; replace it, or, before a run begins, remove it"),
     ],
     ids=["no val", "no train", "classes", "neither", "empty class", "broken", "empty file"],
 )  # fmt: skip
@@ -567,7 +571,14 @@ def test_without_a_network_it_is_said_how_to_give_weights_a_file(
     assert err.startswith("growprune: weights 'ResNet50_Weights.IMAGENET1K_V1': cannot be downloaded (")
     assert err.endswith(f"); put the file {name} into {place} (prune and eval also take its path, with --weights)\n")
     assert err.count("\n") == 1
-    (place / name).write_bytes(b"")
+    (place / name).write_bytes(b"half of it")
+    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    said = (
+        f"growprune: {place / name}: damaged, or another file of that name: its SHA-256 does not begin with 0676ba61\n"
+    )
+    assert (code, out, err) == (2, "", said)
+    found = SimpleNamespace(hexdigest=lambda: "0676ba61" + 56 * "0")
+    monkeypatch.setattr("growprune.weights.hashlib.file_digest", lambda *_: found)  # as if it were the right one
     code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith(f"growprune: data '{tmp_path}/nowhere': no such image set")

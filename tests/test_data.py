@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import http.server
@@ -528,6 +529,26 @@ def test_bad_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other" / "train").mkdir(parents=True)
     with refused("no folder in it"):
         load(str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("place", ["train", "val", "train/cat", "train/cat/more"])
+def test_a_folder_that_may_not_be_read_is_not_taken_for_none(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "test").rename(tmp_path / "val")
+    (tmp_path / "train" / "cat" / "more").mkdir()
+    assert load(str(tmp_path))
+    scandir, closed = os.scandir, str(tmp_path / place)
+
+    def forbidden(path: Any) -> Any:
+        if os.fspath(path) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", closed)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", forbidden)
+    with pytest.raises(PermissionError, match=f"Permission denied: '{closed}'"):
+        load(str(tmp_path))
 
 
 def test_a_constant_channel_has_no_deviation() -> None:

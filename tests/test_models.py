@@ -336,7 +336,10 @@ def test_no_code_in_a_file_is_ever_run(form: str, trained: dict[str, Tensor], tm
     assert (tmp_path / "sprung").exists()
 
 
-UNREADABLE = "no state dict that can be read without running code in it; save model.state_dict(), or use growprune.save"
+UNREADABLE = (
+    "damaged, or no state dict that can be read without running code in it; save model.state_dict(), or use "
+    "growprune.save"
+)
 OTHER = "of another network than test_models:net:"
 NO_DICT = "not a state dict: save model.state_dict(), or use growprune.save"
 
@@ -374,6 +377,17 @@ def test_other_weights_are_refused_in_one_line(
     if said.startswith("of another"):
         safetensors.torch.save_file({k: v.clone() for k, v in made(trained).items()}, path)
         assert refusal(path) == f"{path}: {said}"
+
+
+def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    """A buffer may hold what is not finite, as a mask does, but not what is no number."""
+    path, found = tmp_path / "weights.pth", create("resnet20").state_dict()
+    found["bn1.running_var"][3] = torch.inf
+    torch.save(found, path)
+    assert restore("resnet20", 10, path).get_buffer("bn1.running_var")[3] == torch.inf
+    found["bn1.running_var"][3] = torch.nan
+    torch.save(found, path)
+    assert refusal(path, "resnet20") == f"{path}: 'bn1.running_var' holds numbers that are not finite"
 
 
 @pytest.mark.parametrize("kind", ["torch", "safetensors", "ours"])

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -931,6 +932,9 @@ def test_images_that_cannot_be_had_are_missed_before_the_estimate(
         reproduce(lab, table1.EXPERIMENT)
     with pytest.raises(GrowpruneError, match=rf"--images: no folder {tmp_path}/none; give ImageNet's"):
         reproduce(lab, paper.find("table4", str(tmp_path / "none")))
+    monkeypatch.setattr("growprune.paper.reproduce.launched", lambda: True)
+    with pytest.raises(GrowpruneError, match="--images: no folder"):
+        reproduce(lab, paper.find("table4", str(tmp_path / "none")))
     assert (said, [*tmp_path.iterdir()]) == ([], [])
 
 
@@ -1462,6 +1466,30 @@ def test_a_base_network_that_is_gone_is_found_where_it_was_trained(shop: Shop, s
     said = shop.done(*command("table1", out, "--only", "resnet56-0.9"))
     assert "base network" not in said.err
     assert network.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("scale", "reached", "kept"), [("short", 0.1, False), ("short", 60.0, True), ("smoke", 9.0, True)]
+)
+def test_published_weights_that_know_nothing_of_the_images_are_refused(
+    tmp_path: Path, scale: Scale, reached: float, kept: bool
+) -> None:
+    """A thousand folders in another order than ImageNet's: else they would be pruned for days."""
+    lab, base = Lab(tmp_path, scale), imagenet.base("resnet50", "sets/imagenet")
+    folder = lab.shelf.training(base)
+    folder.mkdir(parents=True)
+    facts = dict.fromkeys(
+        ("speedup", "sparsity", "params", "macs", "steps", "seconds", "images", "choices", "environment")
+    )
+    (folder / "result.json").write_text(json.dumps(facts | {"accuracy": {"final": reached}}))
+    (folder / "config.json").write_text(json.dumps({"data": "sets/imagenet"}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    said = (
+        r"^ResNet50_Weights.IMAGENET1K_V1: right on 0.10 % of these images, on ImageNet on 76.13 %: are the folders of "
+    )
+    with nullcontext() if kept else pytest.raises(GrowpruneError, match=said):
+        lab.shelf.keep_base(base)
+    assert lab.shelf.about(base).exists() == (tmp_path / "bases").exists() == kept
 
 
 def test_a_base_network_trained_on_images_that_have_moved_can_be_trained_again(tmp_path: Path) -> None:

@@ -288,11 +288,25 @@ def test_a_worker_that_dies_is_noticed(root: Path, made: Any, wait: float) -> No
     assert time.monotonic() - began < 20
     said = str(caught.value)
     assert said.startswith("a loader process died")
-    assert said.endswith("Try fewer workers")
+    assert said.endswith("Try fewer workers (--workers)")
     assert "\n" not in said
     if " while it read " in said:
         assert Path(said.split("read ")[1].split(": ")[0]).is_file()
     assert len(list(streamed.epoch(0, 0, 0))) == 27  # new workers
+
+
+def test_a_worker_that_cannot_be_started_is_told(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the server that starts them is killed: not as the end of what is typed, for which EOFError is taken."""
+
+    def dead(*_: object) -> None:
+        raise EOFError
+
+    streamed = made(root, batch=1, workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(multiprocessing.process.BaseProcess, "start", dead)
+        with pytest.raises(GrowpruneError, match=r"^no loader process could be started: .*Try fewer workers"):
+            next(streamed.epoch(0, 0, 0))
+    assert len(list(streamed.epoch(0, 0, 0))) == 27
 
 
 def test_the_file_that_a_worker_died_over_is_named(tmp_path: Path, made: Any) -> None:

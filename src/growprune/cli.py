@@ -358,7 +358,7 @@ def reproduce(
         raise GrowpruneError("--only: names no row")
     if asked.images is not None and name not in paper.OF_IMAGES:
         raise GrowpruneError(f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, {name} is not")
-    handed = ("data_dir", "precision", "layout", "compile", "kernels", "deterministic")
+    handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
     options = {key: getattr(asked, key) for key in handed}
     lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip

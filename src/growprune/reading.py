@@ -151,9 +151,10 @@ def read_classes(root: Path, wanted: Wanted) -> Found:
 
 
 def subfolders(root: Path) -> list[str]:
+    """None where there is no such folder; one that may not be read is refused."""
     try:
         return sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -174,7 +175,11 @@ def listed(split: Path) -> tuple[Folder, tuple[str, ...]]:
 def images_below(root: Path) -> Iterable[str]:
     """Linked folders too, but each place once: a link may lead back to where it lies."""
     seen: set[str] = set()
-    for place, folders, names in os.walk(root, followlinks=True):
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()
             continue
@@ -232,7 +237,7 @@ def picture(file: str, source: Any = None, fit: int = 0, near: int = 0) -> Pixel
 
 def unreadable(file: str, error: BaseException) -> str:
     reason = error.strerror if isinstance(error, OSError) else None
-    return f"{file}: {reason or 'broken, or not an image; remove or replace it'}"
+    return f"{file}: {reason or 'broken, or not an image; replace it, or, before a run begins, remove it'}"
 
 
 def rgb(image: Image.Image) -> Image.Image:

@@ -270,7 +270,10 @@ class Job:
         model, classes = self.config.model, self.images.classes
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.config.seed)
-            return restore(model, classes, weights) if weights else models.fresh(model, classes)
+            if not weights:
+                return models.fresh(model, classes)
+            with distributed.first_here(self.world):  # which may download them
+                return restore(model, classes, weights)
 
     def beginning(self, weights: str) -> str:
         """Where the first weights lie: the run's own copy, for theirs may have changed or gone since it began."""

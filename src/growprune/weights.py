@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import warnings
@@ -35,8 +36,9 @@ def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str])
         if found[key].shape != value.shape:
             there, here = tuple(found[key].shape), tuple(value.shape)
             raise GrowpruneError(f"{path}: of another network than {name}: '{key}' is {there}, not {here}")
-    for key, _ in model.named_parameters():
-        if not bool(found[key].isfinite().all()):
+    trained = {key for key, _ in model.named_parameters()}
+    for key, value in found.items():  # a buffer may well hold -inf, as of a mask
+        if not bool((value.isfinite() if key in trained else ~value.isnan()).all()):
             raise GrowpruneError(f"{path}: '{key}' holds numbers that are not finite")
     model.load_state_dict(found)
     return model
@@ -81,15 +83,21 @@ def published(name: str, model: str = "", classes: int | None = None) -> Path:
         raise GrowpruneError(f"weights '{name}': tell {known} classes apart; the images are of {classes}")
     url = kinds[kind][version].url
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+    first = path.stem.rpartition("-")[2]  # of its SHA-256
     if not path.is_file():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path), path.stem.rpartition("-")[2], progress=False)
+            torch.hub.download_url_to_file(url, str(path), first, progress=False)
         except (OSError, RuntimeError) as error:  # no network, no room, or not the file it should be
             raise GrowpruneError(
                 f"weights '{name}': cannot be downloaded ({line(error)}); put the file {path.name} into {path.parent} "
                 "(prune and eval also take its path, with --weights)"
             ) from error
+    with path.open("rb") as file:
+        if not hashlib.file_digest(file, "sha256").hexdigest().startswith(first):
+            raise GrowpruneError(
+                f"{path}: damaged, or another file of that name: its SHA-256 does not begin with {first}"
+            )
     return path
 
 
@@ -114,8 +122,8 @@ def state_dict(path: Path, plain: bool) -> dict[str, Tensor]:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise GrowpruneError(
-            f"{path}: no state dict that can be read without running code in it; save model.state_dict(), or use "
-            "growprune.save"
+            f"{path}: damaged, or no state dict that can be read without running code in it; save model.state_dict(), "
+            "or use growprune.save"
         ) from error
     for key in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):

@@ -45,9 +45,10 @@ class Workers:
         if not self._number:
             yield from ((asked, self._reader(asked, lambda _: None)) for asked in rows)
             return
-        self._all = ours = self._all or [Worker(self._reader) for _ in range(self._number)]
         waiting: deque[tuple[Worker, int, list[Sample]]] = deque()
+        ours: list[Worker] = []
         try:
+            self._all = ours = self._all or [Worker(self._reader) for _ in range(self._number)]
             for worker, asked in zip(cycle(ours), rows, strict=False):
                 waiting.append((worker, worker.ask(asked), asked))
                 if len(waiting) > 2 * self._number:
@@ -76,6 +77,9 @@ class Workers:
         self._all = []
 
 
+OUT = "too little memory, or shared memory? Try fewer workers (--workers)"
+
+
 class DeadError(Exception):
     """A worker is no more."""
 
@@ -91,7 +95,10 @@ class Worker:
         self.pipe, theirs = context.Pipe()
         self._busy = context.RawArray("q", 2)  # the ticket, and the place in it of the image it reads; -1: none
         self._process = context.Process(target=serve, args=(theirs, reader, self._busy), daemon=True)
-        self._process.start()
+        try:
+            self._process.start()
+        except (EOFError, OSError) as error:  # the process that starts them has died
+            raise DeadError(f"no loader process could be started: {OUT}") from error
         theirs.close()
         self._tickets = count(1)
         self._asked: dict[int, list[Sample]] = {}
@@ -128,8 +135,7 @@ class Worker:
             ticket, place = self._busy
             asked = self._asked.get(ticket)
             when = f" while it read {asked[place].file}" if asked and place >= 0 else ""
-            out = "too little memory, or shared memory? Try fewer workers"
-            raise DeadError(f"a loader process died{when}: {out}") from error
+            raise DeadError(f"a loader process died{when}: {OUT}") from error
 
     def end(self) -> None:
         """Its pipe is closed, so it ends after the batch it is at, or is made to."""
@@ -154,6 +160,6 @@ def serve(pipe: Any, reader: Reads, busy: Any) -> None:
             except GrowpruneError as error:
                 pipe.send((ticket, str(error)))
             except RuntimeError as error:  # no room in shared memory, most likely
-                pipe.send((ticket, f"a loader process failed: {line(error)}; try fewer workers"))
+                pipe.send((ticket, f"a loader process failed: {line(error)}; try fewer workers (--workers)"))
     except (EOFError, OSError):
         pass

@@ -161,9 +161,9 @@ def done_without(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[
 
 def have_images(lab: Lab, bases: Sequence[Base]) -> None:
     """Images that are not there and cannot be downloaded, or that will not do, are missed before anything is promised.
-    Under torchrun, where one process downloads for all, when a run begins."""
+    Under torchrun, where one process downloads for all, what can be downloaded is missed when a run begins."""
     for config in {each.data: each for each in map(lab.base_config, bases)}.values():
-        if launched() or config.data == "digits":
+        if config.data == "digits" or (launched() and config.data in CIFARS):
             continue
         if config.data not in CIFARS and not Path(config.data).is_dir():
             raise GrowpruneError(f"--images: no folder {config.data}; give ImageNet's, which holds train/ and val/")

@@ -131,10 +131,16 @@ class Shelf:
                 f"{folder}: trained again, it is not the base network that the runs in {self.out} began from "
                 f"({sha256[:16]}, not {lost[:16]}): give another --out, or delete that folder to train it once more"
             )
+        facts = slim(folder)
+        reached = facts["accuracy"]["final"]
+        if base.weights and self.scale != "smoke" and reached < base.accuracy / 2:
+            raise GrowpruneError(
+                f"{base.weights}: right on {reached:.2f} % of these images, on ImageNet on {base.accuracy} %: are the "
+                f"folders of {base.data} ImageNet's classes (n01440764 ...)? With others, give another --out"
+            )
         write(self.network(base, sha256), network)
         if about.exists():
             return
-        facts = slim(folder)
         notes = [note["accuracy"] for note in read_notes(folder)]
         put(about, facts | {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes})
 
