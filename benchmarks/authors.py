@@ -4,25 +4,24 @@
     python benchmarks/authors.py --theirs theirs [--out results/authors.json]
 
 Their pruner and ours prune our ResNet56 at a ratio of 0.9, each its own copy, on the same random images: after every
-step of theirs ours does the same, and all λ, weights, momenta and statistics of batch norm are compared; then what is
-left after removal, and that after five steps of fine-tuning. λ grows to 1 in 32 steps. GReg-1 and GReg-2 by filter in
-float32 and in float64, GReg-1 by single weights in float64. Five minutes on one CPU core.
+step of theirs ours does the same, and all λ, weights, momenta and statistics of batch norm are compared; then the
+weights that are left after removal, and those after five steps of fine-tuning. λ grows to 1 in 32 steps. GReg-1 and
+GReg-2 by filter, GReg-1 by single weights; in float64, for in float32 a ReLU that rounding tips over makes a step
+another. Three minutes on one CPU core.
 
-A ReLU that rounding tips over makes a step another: in float32 the two part within a few steps, as ours does from a
-copy of itself whose weights were nudged by the least there is ("nudged"). In float64 that is out of the way.
-
-Nothing of theirs is changed: their own parser reads the options, and the stand-ins are `.cuda()`, which does nothing, a
-log and a checkpoint that keep nothing, and a test that leaves batch norm in eval mode. Four things differ, whatever
-ours is told, and are allowed for (`ways`) so as to see the rest: at the same Ks theirs does one step more; GReg-2 ends
-picking at λ ≥ τ' (ours, as the paper: λ > τ'); it picks by the norms of Ku steps before pushing begins (ours: when it
-begins; "later" says what that changes); and ours folds what removed filters sent onward into batch norm's statistics.
+Nothing of theirs is changed: their own parser reads the options. The stand-ins are `.cuda()`, which does nothing; a
+log, a checkpoint and a plot that keep nothing; a test that leaves batch norm in eval mode; and a module of another
+pruner's that is not installed. What differs, whatever ours is told, is allowed for (`ways`) so as to see the rest: at
+the same Ks theirs does one step more; GReg-2 ends picking at λ ≥ τ' (ours, as the paper: λ > τ'), and picks by the
+norms of Ku steps before pushing begins (ours: when it begins; "later" says what that changes). Two more do not show
+here: at removal ours folds what removed filters sent onward into batch norm's statistics, which training does not read;
+and theirs ends pushing early where what is pushed has a thousandth of the size of what is kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import hashlib
 import io
 import itertools
@@ -44,6 +43,7 @@ import growprune as gp
 from growprune.weights import restore
 
 BASE = Path(__file__).parents[1] / "results/paper/bases/resnet56-cifar10-4b5d2ed8a1013590.safetensors"
+FILES = ("main.py", "option.py", "pruner/meta_pruner.py", "pruner/reg_pruner.py", "model/resnet_cifar10.py")
 BATCH, TUNED = 8, 5
 LR, TUNING_LR, DECAY = 0.01, 0.01, 5e-4
 KU, KS, DELTA, DELTA_PICK, TAU_PICK = 2, 10, 2.0**-4, 2.0**-6, 2.0**-4
@@ -96,19 +96,19 @@ def ways() -> tuple[Way, ...]:
     )
 
 
-def batch(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def batch(step: int) -> tuple[Tensor, Tensor]:
     """Images and labels, the same for both."""
     random = torch.Generator().manual_seed(step)
-    images = torch.randn(BATCH, 3, 32, 32, generator=random, dtype=torch.float32)
-    return images.to(dtype), torch.randint(10, (BATCH,), generator=random)
+    images = torch.randn(BATCH, 3, 32, 32, generator=random, dtype=torch.double)
+    return images, torch.randint(10, (BATCH,), generator=random)
 
 
 # -- theirs ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def on_a_cpu(place: Path, dtype: torch.dtype) -> Iterator[None]:
-    """Their modules can be imported, what they put on a GPU stays where it is, and new layers are of this kind."""
+def on_a_cpu(place: Path) -> Iterator[None]:
+    """Their modules can be imported, what they put on a GPU stays where it is, and new layers are in float64."""
 
     def stay(self: Any, *_: Any, **__: Any) -> Any:
         return self
@@ -119,7 +119,7 @@ def on_a_cpu(place: Path, dtype: torch.dtype) -> Iterator[None]:
         mock.patch.object(sys, "path", [str(place), *sys.path]),
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(torch.double)
         try:
             yield
         finally:
@@ -157,7 +157,7 @@ def their_network(net: nn.Module) -> nn.Module:
 
     made: nn.Module = model_dict["resnet56"](num_classes=10)
     made.load_state_dict(net.state_dict())
-    return made.to(next(net.parameters()).dtype)
+    return made
 
 
 # -- side by side ------------------------------------------------------------------------------------------------------
@@ -169,19 +169,16 @@ class Beside:
     def __init__(self, way: Way, net: nn.Module) -> None:
         self.way, self.ours = way, net
         self.theirs = their_network(net)
-        self.twin = nudged(net)
-        self.dtype = next(net.parameters()).dtype
         self.optimizer, self.pruner = pushed(way, net)
-        self.twins_optimizer, self.twins_pruner = pushed(way, self.twin)
         self.their_pruner: Any = None
         self.steps = 0
-        self.phases: list[gp.Phase] = []
+        self.phase = gp.Phase.PUSH  # of the step before
         self.later: dict[str, Any] = {}
         self.course: list[dict[str, float]] = []
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for step in itertools.count(self.steps):
-            yield batch(step, self.dtype)
+            yield batch(step)
             self.follow()
 
     def follow(self) -> None:
@@ -190,12 +187,11 @@ class Beside:
         if self.pruner.done:
             return
         penalty = self.pruner.penalty()
-        if penalty.phase is gp.Phase.PUSH and self.phases and self.phases[-1] is gp.Phase.PICK:
-            now = gp.Pruner(self.ours, batch(0, self.dtype)[0][:1], gp.OneShot(), ratios=0.9)
+        if penalty.phase is gp.Phase.PUSH and self.phase is gp.Phase.PICK:
+            now = gp.Pruner(self.ours, batch(0)[0][:1], gp.OneShot(), ratios=0.9)
             self.later = self.picks(now.masks())
-        self.phases.append(penalty.phase)
-        for net, optimizer in ((self.ours, self.optimizer), (self.twin, self.twins_optimizer)):
-            trained(net.train(), optimizer, batch(self.steps - 1, self.dtype))
+        self.phase = penalty.phase
+        trained(self.ours.train(), self.optimizer, batch(self.steps - 1))
         momenta = [
             {name: optimizer.state[p]["momentum_buffer"] for name, p in net.named_parameters()}
             for net, optimizer in ((self.theirs, self.their_pruner.optimizer), (self.ours, self.optimizer))
@@ -207,7 +203,6 @@ class Beside:
                 "weights": apart(weights(self.theirs), weights(self.ours)),
                 "momentum": apart(*momenta),
                 "statistics": apart(statistics(self.theirs), statistics(self.ours)),
-                "weights, nudged": apart(weights(self.twin), weights(self.ours)),
             }
         )
 
@@ -234,32 +229,13 @@ class Beside:
             "differ": {name: count for name, count in differ.items() if count},
         }
 
-    def moments(self) -> dict[str, dict[str, int]]:
-        """The step, counted from 0, before which picks are made, λ stays, and filters are removed."""
-        theirs, ours = self.their_pruner, self.way.schedule
-        picked = {step for name, step in theirs.iter_finish_pick.items() if theirs.pr[name]} or {0}
-        stays = theirs.iter_stabilize_reg, self.phases.index(gp.Phase.STABILIZE)
-        return {
-            "theirs": {"picks": max(picked), "stabilizes": stays[0], "removes": self.steps},
-            "ours": {"picks": ours.pick_step, "stabilizes": stays[1], "removes": len(self.phases)},
-        }
-
 
 def pushed(way: Way, net: nn.Module) -> tuple[torch.optim.Optimizer, gp.Pruner]:
     """Our pruner at work, as in a loop of one's own."""
-    optimizer, example = sgd(net, LR), batch(0, next(net.parameters()).dtype)[0][:1]
-    pruner = gp.Pruner(net, example, way.schedule, ratios=0.9, granularity=way.granularity)
+    optimizer = sgd(net, LR)
+    pruner = gp.Pruner(net, batch(0)[0][:1], way.schedule, ratios=0.9, granularity=way.granularity)
     pruner.attach(optimizer)
     return optimizer, pruner
-
-
-@torch.no_grad()
-def nudged(net: nn.Module) -> nn.Module:
-    """A copy, every weight of it greater by the least that its kind of number can be."""
-    twin = copy.deepcopy(net)
-    for p in twin.parameters():
-        p.copy_(torch.nextafter(p, torch.full_like(p, torch.inf)))
-    return twin
 
 
 def sgd(net: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -290,21 +266,15 @@ def apart(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> float:
 
 def after(beside: Beside, theirs: nn.Module) -> dict[str, float]:
     """What is left of each, and what some steps of fine-tuning with a new optimizer make of it."""
-    ours, twin = beside.pruner.compact(), beside.twins_pruner.compact()
-    masks: dict[str, Tensor] = getattr(beside.their_pruner, "mask", {})
+    ours, masks = beside.pruner.compact(), getattr(beside.their_pruner, "mask", {})
     zero(theirs, masks)
-    found = {
-        "weights": apart(weights(theirs), weights(ours)),
-        "statistics": apart(statistics(theirs), statistics(ours)),
-        "weights, nudged": apart(weights(twin), weights(ours)),
-    }
-    trio = [(net.train(), sgd(net, TUNING_LR)) for net in (theirs, ours, twin)]
+    found = {"weights": apart(weights(theirs), weights(ours))}
+    pair = [(net.train(), sgd(net, TUNING_LR)) for net in (theirs, ours)]
     for step in range(TUNED):
-        for net, optimizer in trio:
-            trained(net, optimizer, batch(beside.steps + step, beside.dtype))
+        for net, optimizer in pair:
+            trained(net, optimizer, batch(beside.steps + step))
         zero(theirs, masks)
-    found["weights, fine-tuned"] = apart(weights(theirs), weights(ours))
-    return found | {"weights, nudged, fine-tuned": apart(weights(twin), weights(ours))}
+    return found | {"weights, fine-tuned": apart(weights(theirs), weights(ours))}
 
 
 @torch.no_grad()
@@ -314,60 +284,48 @@ def zero(net: nn.Module, masks: dict[str, Tensor]) -> None:
         net.get_submodule(name).get_parameter("weight").mul_(mask)
 
 
-def compared(place: Path, way: Way, dtype: torch.dtype) -> dict[str, Any]:
-    net = restore("resnet56", 10, str(BASE)).to(dtype)
-    with on_a_cpu(place, dtype):
+def compared(place: Path, way: Way) -> dict[str, Any]:
+    net = restore("resnet56", 10, str(BASE)).double()
+    with on_a_cpu(place):
         beside = Beside(way, net)
         theirs = beside.their_pruner = their_pruner(place, f"{SHARED} {way.theirs}", beside.theirs, beside)
         small = theirs.prune()
         beside.follow()
-        left = {name: float(s.pruned / s.kept) for name, s in beside.pruner.separation().items()}
-        found: dict[str, Any] = {"picks": beside.picks(beside.pruner.masks()), "moments": beside.moments()}
+        found: dict[str, Any] = {"way": way.name, "picks": beside.picks(beside.pruner.masks())}
         found |= {"later": beside.later} if beside.later else {}
-        removed = after(beside, small)
+        found["steps"] = {"theirs": beside.steps, "ours": len(beside.course)}
+        found["after"] = after(beside, small)
     names = [name for name in beside.course[0] if name != "lambda"]
-    found |= {"worst": {name: max(step[name] for step in beside.course) for name in names}, "after": removed}
-    found |= {"pruned beside kept": max(left.values()), "course": beside.course}
-    return {"way": way.name, "dtype": str(dtype).removeprefix("torch."), **found}
+    worst = {name: max(step[name] for step in beside.course) for name in names}
+    return found | {"worst": worst, "course": beside.course}
 
 
-def growths(delta: float, tau: float, reached: bool = False) -> int:
-    """After how many growths λ > τ (`reached`: λ ≥ τ), if it is summed up in float32 as theirs is."""
-    total = torch.zeros(())
-    for count in itertools.count(1):
-        total += delta
-        if total > tau or (reached and total >= tau):
-            return count
-    raise AssertionError
+def growths(delta: float, tau: float) -> int:
+    """After how many growths λ > τ, if it is summed up in float32 as theirs is."""
+    total, count = torch.zeros((), dtype=torch.float32), 0
+    while total <= tau:
+        total, count = total + delta, count + 1
+    return count
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--theirs", type=Path, help="a checkout of the authors' repository")
+    parser.add_argument("--theirs", type=Path, required=True, help="a checkout of the authors' repository")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.theirs is None or not (args.theirs / "pruner" / "reg_pruner.py").is_file():
-        where = "--theirs: give" if args.theirs is None else f"--theirs: no pruner/reg_pruner.py in {args.theirs}; give"
-        parser.error(f"{where} a checkout of https://github.com/MingSun-Tse/Regularization-Pruning")
+    if not (args.theirs / "pruner" / "reg_pruner.py").is_file():
+        parser.error(f"--theirs: no pruner/reg_pruner.py in {args.theirs}; give a checkout of the authors' repository")
     runs = []
-    for way, dtype in itertools.product(ways(), (torch.float32, torch.float64)):
-        if dtype is torch.float32 and way.granularity == "weight":  # theirs takes a minute to begin
-            continue
-        runs.append(one := compared(args.theirs.resolve(), way, dtype))
-        print(f"{one['way']}, {one['dtype']}")
+    for way in ways():
+        runs.append(one := compared(args.theirs.resolve(), way))
+        print(one["way"])
         for key, value in one.items():
-            if key not in ("way", "dtype", "course"):
+            if key not in ("way", "course"):
                 print(f"  {key}: {value}")
-    summed = {
-        "GReg-1, δλ 1e-4 to τ 1": growths(1e-4, 1.0),
-        "GReg-2, δλ 1e-5 to τ' 0.01": growths(1e-5, 0.01, reached=True),
-    }
-    print(f"growths of λ in their sums: {summed}")
+    summed = growths(1e-4, 1.0)
+    print(f"growths of λ by 1e-4 to τ = 1, in their sums: {summed}")
     files = {name: hashlib.sha256((args.theirs / name).read_bytes()).hexdigest()[:16] for name in FILES}
     keep(args.out, benchmark="authors", theirs=files, growths=summed, runs=runs)
-
-
-FILES = ("main.py", "option.py", "pruner/meta_pruner.py", "pruner/reg_pruner.py", "model/resnet_cifar10.py")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, sup
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -532,9 +531,9 @@ def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
         (lambda root: [file.unlink() for file in (root / "test" / "a").iterdir()],
          "{root}/test/a: no images in it (.png .jpg .jpeg .webp .bmp); add some, or remove it"),
         (lambda root: (root / "train" / "a" / "1.png").write_bytes(b"\x89PNG"),
-         "{root}/train/a/1.png: broken, or not an image; replace it, or, before a run begins, remove it"),
+         "{root}/train/a/1.png: broken, or not an image; replace it (or remove it, before a run begins)"),
         (lambda root: (root / "test" / "b" / "0.png").write_bytes(b""),
-         "{root}/test/b/0.png: broken, or not an image; replace it, or, before a run begins, remove it"),
+         "{root}/test/b/0.png: broken, or not an image; replace it (or remove it, before a run begins)"),
     ],
     ids=["no val", "no train", "classes", "neither", "empty class", "broken", "empty file"],
 )  # fmt: skip
@@ -577,11 +576,24 @@ def test_without_a_network_it_is_said_how_to_give_weights_a_file(
         f"growprune: {place / name}: damaged, or another file of that name: its SHA-256 does not begin with 0676ba61\n"
     )
     assert (code, out, err) == (2, "", said)
-    found = SimpleNamespace(hexdigest=lambda: "0676ba61" + 56 * "0")
-    monkeypatch.setattr("growprune.weights.hashlib.file_digest", lambda *_: found)  # as if it were the right one
+    monkeypatch.setattr("growprune.weights.digest", lambda path: "0676ba61")  # as if it were the right one
     code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith(f"growprune: data '{tmp_path}/nowhere': no such image set")
+
+
+@pytest.mark.parametrize(("rank", "looks"), [("0", True), ("1", False), (None, True)])
+def test_one_process_of_a_machine_downloads_weights(
+    rank: str | None, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun; the others wait for it when the network is made (`Job.made`)."""
+    if rank is not None:
+        for name, value in (("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank)):
+            monkeypatch.setenv(name, value)
+    looked: list[str] = []
+    monkeypatch.setattr("growprune.weights.weights_file", lambda weights, *_: looked.append(weights))
+    cli.foresee(configs.Prune(model="torchvision:resnet50", weights="ResNet50_Weights.IMAGENET1K_V1"))
+    assert bool(looked) == looks
 
 
 @pytest.mark.parametrize(

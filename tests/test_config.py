@@ -128,24 +128,6 @@ def test_a_folder_has_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert differ("cifar10", "./cifar10")
 
 
-def test_images_may_move_and_weights_may_not(tmp_path: Path) -> None:
-    """A set of the same name is taken for the one that is gone, whose counts the run compares; many networks lie in
-    files of the same name."""
-    for name in ("here/photographs", "here/others", "here/run"):
-        (tmp_path / name).mkdir(parents=True)
-
-    def differ(key: str, one: str, other: str) -> bool:
-        there, here = (Prune(model="resnet20").to_json() | {key: str(tmp_path / each)} for each in (one, other))
-        return bool(list(configs.differences(there, here)))
-
-    assert not differ("data", "gone/photographs/", "here/photographs")
-    assert differ("data", "gone/photographs", "here/others")
-    assert differ("data", "gone/photographs", "nowhere/photographs")
-    assert differ("weights", "gone/run", "here/run")
-    (tmp_path / "gone/photographs").mkdir(parents=True)
-    assert differ("data", "gone/photographs", "here/photographs")
-
-
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_a_file_says_what_the_command_line_says(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -190,12 +190,12 @@ def taken(step: Step, choice: Choice, captured: bool, pruner: gp.Pruner | None =
     return flat(step.net)
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "kernels", "penalty", "held"])
+@pytest.mark.parametrize("kind", ["fp32", "ieee", "bf16", "kernels", "penalty", "held"])
 def test_a_captured_step_is_the_eager_one(pictures: Path, kind: str) -> None:
     """Weights, statistics and the sum of losses, in every way to compute; with the penalty, whose λ grows between
     replays; with single weights that are held at zero."""
     found, lost = [], []
-    choice = Choice("fp32", "contiguous") if kind == "fp32" else FAST
+    choice = Choice(kind, "contiguous") if kind in ("fp32", "ieee") else FAST
     for captured in (False, True):
         net, pruner = network(), None
         example = torch.zeros(1, 3, 32, 32, device=DEVICE)

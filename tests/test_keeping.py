@@ -157,7 +157,7 @@ def test_a_broken_image_is_refused_by_name_before_anything_is_trained(
     config = asked(tmp_path / "images", model="pictures:tiny", workers=workers, device="cpu")
     with pytest.raises(GrowpruneError) as caught:
         jobs.run(config, tmp_path / "run", quiet=True)
-    assert str(caught.value) == f"{broken}: broken, or not an image; replace it, or, before a run begins, remove it"
+    assert str(caught.value) == f"{broken}: broken, or not an image; replace it (or remove it, before a run begins)"
     assert not (tmp_path / "run").exists()
 
 

@@ -1,3 +1,4 @@
+import hashlib
 import importlib
 import math
 import os
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 import growprune as gp
 from growprune.errors import GrowpruneError
 from growprune.models import BUILT_IN, VGG, BasicBlock, CifarResNet, create, fresh, known
-from growprune.weights import restore
+from growprune.weights import HASH, digest, restore
 
 
 def parameters(model: nn.Module) -> int:
@@ -379,15 +380,33 @@ def test_other_weights_are_refused_in_one_line(
         assert refusal(path) == f"{path}: {said}"
 
 
-def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["torch", "ours"])
+def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path, kind: str) -> None:
     """A buffer may hold what is not finite, as a mask does, but not what is no number."""
-    path, found = tmp_path / "weights.pth", create("resnet20").state_dict()
-    found["bn1.running_var"][3] = torch.inf
-    torch.save(found, path)
-    assert restore("resnet20", 10, path).get_buffer("bn1.running_var")[3] == torch.inf
-    found["bn1.running_var"][3] = torch.nan
-    torch.save(found, path)
+    path, net = tmp_path / "weights", create("resnet20")
+    for value in (torch.inf, torch.nan):
+        net.get_buffer("bn1.running_var")[3] = value
+        gp.save(net, path) if kind == "ours" else torch.save(net.state_dict(), path)
+        if value == torch.inf:
+            assert restore("resnet20", 10, path).get_buffer("bn1.running_var")[3] == value
     assert refusal(path, "resnet20") == f"{path}: 'bn1.running_var' holds numbers that are not finite"
+
+
+def test_what_does_not_fit_into_float32_is_refused(tmp_path: Path, trained: dict[str, Tensor]) -> None:
+    torch.save({**trained, "head.bias": torch.full((10,), 1e300, dtype=torch.double)}, path := tmp_path / "weights.pth")
+    assert refusal(path) == f"{path}: 'head.bias' holds numbers that are not finite"
+
+
+def test_a_file_is_known_by_its_hash(tmp_path: Path) -> None:
+    (path := tmp_path / "it").write_bytes(b"abc")
+    assert digest(path) == hashlib.sha256(b"abc").hexdigest()
+
+
+def test_published_files_have_the_beginning_of_their_hash_in_their_names() -> None:
+    library = pytest.importorskip("torchvision").models
+    every = {kind.url for name in library.list_models() for kind in library.get_model_weights(name)}
+    assert len(every) > 100
+    assert {len("".join(HASH.findall(Path(url).stem))) for url in every} == {8, 10}
 
 
 @pytest.mark.parametrize("kind", ["torch", "safetensors", "ours"])

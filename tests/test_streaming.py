@@ -298,13 +298,17 @@ def test_a_worker_that_dies_is_noticed(root: Path, made: Any, wait: float) -> No
 def test_a_worker_that_cannot_be_started_is_told(root: Path, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the server that starts them is killed: not as the end of what is typed, for which EOFError is taken."""
 
-    def dead(*_: object) -> None:
-        raise EOFError
+    start, started = multiprocessing.process.BaseProcess.start, []
 
-    streamed = made(root, batch=1, workers=1)
+    def dead(process: Any) -> None:
+        if started:
+            raise EOFError
+        started.append(start(process))
+
+    streamed = made(root, batch=1, workers=2)
     with monkeypatch.context() as patch:
         patch.setattr(multiprocessing.process.BaseProcess, "start", dead)
-        with pytest.raises(GrowpruneError, match=r"^no loader process could be started: .*Try fewer workers"):
+        with pytest.raises(GrowpruneError, match=r"^no loader process could be started \(.*Try fewer workers"):
             next(streamed.epoch(0, 0, 0))
     assert len(list(streamed.epoch(0, 0, 0))) == 27
 

@@ -187,6 +187,7 @@ def begin(command: str, given: Given, out: Path | None, file: Path | None, as_js
 def foresee(config: configs.Config) -> None:
     """Refuse what cannot work before any image is read, or downloaded."""
     from growprune import models, ratios, recipe
+    from growprune.distributed import first_of_machine
     from growprune.weights import weights_file
 
     models.known(config.model)
@@ -196,7 +197,7 @@ def foresee(config: configs.Config) -> None:
             f"prune: no --weights given, and no network trained in {place}; train one (growprune train --model "
             f"{config.model} --data {config.data}), or give --weights"
         )
-    if weights:
+    if weights and first_of_machine():  # they may have to be downloaded
         weights_file(weights, config.model, classes(config.data))
     if isinstance(config, configs.Prune):
         recipe.schedule(config)

@@ -300,7 +300,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[t
     usual = {each.name: each.default for each in fields(kind)} if kind else {}
     for key in sorted({*there, *here} - {*Config.HARMLESS}):
         old, new = (side.get(key, usual.get(key)) for side in (there, here))
-        if old != new and not (key in PLACES and same_place(old, new)) and not (key == "data" and moved(old, new)):
+        if old != new and not (key in PLACES and same_place(old, new)):
             yield key, old, new
 
 
@@ -314,12 +314,6 @@ def same_place(one: Any, other: Any) -> bool:
         return not CLASSES.keys() & {one, other} and os.path.samefile(one, other)
     except (OSError, TypeError):
         return False
-
-
-def moved(there: str, here: str) -> bool:
-    """May images that lay there lie here now? The folder is gone, and this one is called the same."""
-    alike = os.path.basename(os.path.normpath(there)) == os.path.basename(os.path.normpath(here))
-    return alike and os.path.isdir(here) and not CLASSES.keys() & {there, here} and not os.path.lexists(there)
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------

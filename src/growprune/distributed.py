@@ -76,6 +76,11 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def first_of_machine() -> bool:
+    """Is this the one of torchrun's processes on this machine that downloads for all of them?"""
+    return os.environ.get("LOCAL_RANK", "0") == "0" or not launched()
+
+
 def foremost() -> bool:
     """Is this the one of torchrun's processes that prints what came of it?"""
     return os.environ.get("RANK", "0") == "0"

@@ -237,7 +237,7 @@ def picture(file: str, source: Any = None, fit: int = 0, near: int = 0) -> Pixel
 
 def unreadable(file: str, error: BaseException) -> str:
     reason = error.strerror if isinstance(error, OSError) else None
-    return f"{file}: {reason or 'broken, or not an image; replace it, or, before a run begins, remove it'}"
+    return f"{file}: {reason or 'broken, or not an image; replace it (or remove it, before a run begins)'}"
 
 
 def rgb(image: Image.Image) -> Image.Image:

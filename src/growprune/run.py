@@ -28,7 +28,7 @@ from torch import nn
 
 from growprune import checkpoint
 from growprune.checkpoint import Loaded
-from growprune.config import Config, differences
+from growprune.config import CLASSES, Config, differences
 from growprune.errors import ElsewhereError, GrowpruneError
 from growprune.options import flag
 from growprune.storage import save as save_network
@@ -68,10 +68,10 @@ class Folder:
             raise GrowpruneError(f"{path}: not empty, and not a run's folder; {ANOTHER}")
         folder = cls(path, lock(path), wanted)
         try:
-            if (path / CONFIG).exists():
-                folder.compare(read_config(path), wanted)
-            else:
+            if not (path / CONFIG).exists():
                 folder.begin()
+            elif folder.compare(there := read_config(path), wanted):
+                folder.describe(there | {"data": wanted["data"]})
         except BaseException:
             folder.abandon()
             folder.close()
@@ -87,7 +87,10 @@ class Folder:
         with suppress(OSError):  # it serves those only who go on from elsewhere
             os.ftruncate(self.lock, 0)
             os.pwrite(self.lock, os.fsencode(os.path.relpath(Path.cwd(), self.path.resolve())), 0)
-        write_whole(self.path / CONFIG, json.dumps(self.config, indent=2).encode() + b"\n")
+        self.describe(self.config)
+
+    def describe(self, config: Mapping[str, Any]) -> None:
+        write_whole(self.path / CONFIG, json.dumps(config, indent=2).encode() + b"\n")
 
     @property
     def lock(self) -> int:
@@ -101,13 +104,25 @@ class Folder:
         place = (self.path.resolve() / way).resolve()
         return place if way and place.is_dir() else None
 
-    def compare(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    def compare(self, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+        """Refuse another run's options. Images may have moved: is it that?"""
+        moved = False
         if there.get("command") != wanted.get("command"):
             raise GrowpruneError(f"{self.path}: holds a run of '{there.get('command')}'; {ANOTHER}")
         for key, old, new in differences(there, wanted):
-            raise GrowpruneError(
-                f"{self.path}: holds a run with {flag(key)} {old}, not {new}; {ANOTHER}, or give the old value"
-            )
+            if not (moved := key == "data" and self.moved(old, new)):
+                raise GrowpruneError(
+                    f"{self.path}: holds a run with {flag(key)} {old}, not {new}; {ANOTHER}, or give the old value"
+                )
+        return moved
+
+    def moved(self, there: Any, here: Any) -> bool:
+        """May images that lay there lie here now? That folder is gone, this one is called the same; whether they are as
+        many, of the same classes, the run finds out when it goes on."""
+        if not (isinstance(there, str) and isinstance(here, str)) or CLASSES.keys() & {there, here}:
+            return False
+        old, new = ((self.home or Path.cwd()) / place for place in (there, here))
+        return old.name == new.name and new.is_dir() and not os.path.lexists(old)
 
     def close(self) -> None:
         if self._lock is not None:

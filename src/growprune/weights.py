@@ -25,21 +25,26 @@ def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str])
     path = weights_file(weights, name, num_classes)
     header = safetensors_header(path)
     if f'"{KEY}"'.encode() in header:
-        return load(path, lambda: fresh(name, num_classes))
-    model = fresh(name, num_classes)
+        model = load(path, lambda: fresh(name, num_classes))
+    else:
+        found = state_dict(path, plain=bool(header))
+        model = filled(fresh(name, num_classes), found, f"{path}: of another network than {name}")
+    for key, value in model.state_dict(keep_vars=True).items():  # a buffer may be infinite, as of a mask
+        if not bool((value.isfinite() if isinstance(value, nn.Parameter) else ~value.isnan()).all()):
+            raise GrowpruneError(f"{path}: '{key}' holds numbers that are not finite")
+    return model
+
+
+def filled(model: nn.Module, found: dict[str, Tensor], other: str) -> nn.Module:
+    """The network with a state dict's weights, if they are for it; `other` is said if not."""
     own = model.state_dict()
-    found = fitting(state_dict(path, plain=bool(header)), own)
+    found = fitting(found, own)
     for names, what in ((set(own) - set(found), "lacks"), (set(found) - set(own), "has")):
         if names:
-            raise GrowpruneError(f"{path}: of another network than {name}: it {what} '{sorted(names)[0]}'")
+            raise GrowpruneError(f"{other}: it {what} '{sorted(names)[0]}'")
     for key, value in own.items():
         if found[key].shape != value.shape:
-            there, here = tuple(found[key].shape), tuple(value.shape)
-            raise GrowpruneError(f"{path}: of another network than {name}: '{key}' is {there}, not {here}")
-    trained = {key for key, _ in model.named_parameters()}
-    for key, value in found.items():  # a buffer may well hold -inf, as of a mask
-        if not bool((value.isfinite() if key in trained else ~value.isnan()).all()):
-            raise GrowpruneError(f"{path}: '{key}' holds numbers that are not finite")
+            raise GrowpruneError(f"{other}: '{key}' is {tuple(found[key].shape)}, not {tuple(value.shape)}")
     model.load_state_dict(found)
     return model
 
@@ -83,7 +88,7 @@ def published(name: str, model: str = "", classes: int | None = None) -> Path:
         raise GrowpruneError(f"weights '{name}': tell {known} classes apart; the images are of {classes}")
     url = kinds[kind][version].url
     path = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
-    first = path.stem.rpartition("-")[2]  # of its SHA-256
+    first = "".join(HASH.findall(path.stem))  # of its SHA-256
     if not path.is_file():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,12 +98,18 @@ def published(name: str, model: str = "", classes: int | None = None) -> Path:
                 f"weights '{name}': cannot be downloaded ({line(error)}); put the file {path.name} into {path.parent} "
                 "(prune and eval also take its path, with --weights)"
             ) from error
-    with path.open("rb") as file:
-        if not hashlib.file_digest(file, "sha256").hexdigest().startswith(first):
-            raise GrowpruneError(
-                f"{path}: damaged, or another file of that name: its SHA-256 does not begin with {first}"
-            )
+    if not digest(path).startswith(first):
+        raise GrowpruneError(f"{path}: damaged, or another file of that name: its SHA-256 does not begin with {first}")
     return path
+
+
+HASH = re.compile("[0-9a-f]{8,}$")
+"""At the end of a published file's name."""
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def safetensors_header(path: Path) -> bytes:

@@ -92,13 +92,14 @@ class Worker:
         context: Any = torch.multiprocessing.get_context(method)  # a process with threads and CUDA is not safe to copy
         if method == "forkserver":
             context.set_forkserver_preload(["torchvision.transforms.v2", "growprune.streaming"])
-        self.pipe, theirs = context.Pipe()
-        self._busy = context.RawArray("q", 2)  # the ticket, and the place in it of the image it reads; -1: none
-        self._process = context.Process(target=serve, args=(theirs, reader, self._busy), daemon=True)
         try:
+            self.pipe, theirs = context.Pipe()
+            self._busy = context.RawArray("q", 2)  # the ticket, and the place in it of the image it reads; -1: none
+            self._process = context.Process(target=serve, args=(theirs, reader, self._busy), daemon=True)
             self._process.start()
-        except (EOFError, OSError) as error:  # the process that starts them has died
-            raise DeadError(f"no loader process could be started: {OUT}") from error
+        except (EOFError, OSError) as error:
+            why = line(error) or "what starts them has died"
+            raise DeadError(f"no loader process could be started ({why}): {OUT}") from error
         theirs.close()
         self._tickets = count(1)
         self._asked: dict[int, list[Sample]] = {}

@@ -24,6 +24,7 @@ from growprune.errors import GrowpruneError
 from growprune.paper.setting import Base, Scale, Setting, called
 from growprune.run import CONFIG, MODEL, RESULT, read_json, read_notes
 from growprune.storage import write_whole
+from growprune.weights import digest
 
 MOST_SEEDS = 10
 """Seeds that are looked for, however many were asked for this time: what was done once counts."""
@@ -136,7 +137,7 @@ class Shelf:
         if base.weights and self.scale != "smoke" and reached < base.accuracy / 2:
             raise GrowpruneError(
                 f"{base.weights}: right on {reached:.2f} % of these images, on ImageNet on {base.accuracy} %: are the "
-                f"folders of {base.data} ImageNet's classes (n01440764 ...)? With others, give another --out"
+                f"folders of {base.data} ImageNet's classes (n01440764 ...)? Put them right, then delete {folder}"
             )
         write(self.network(base, sha256), network)
         if about.exists():
@@ -321,7 +322,3 @@ def put(file: Path, what: dict[str, Any]) -> None:
 def write(file: Path, what: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, what)
-
-
-def digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
