@@ -368,23 +368,29 @@ def test_other_images_are_refused(shop: Shop, run: Path) -> None:
 def test_images_may_move(shop: Shop, alone: dict[str, Any], run: Path) -> None:
     """Given again with their new place the command goes on, and `resume` knows it from then on. What else is called so
     is refused: a folder of another name, or while the old one is there; a network's weights."""
-    old, new, weights = (run.parent / name for name in ("old/images", "new/images", "new/base"))
-    shutil.copytree(shop.path / "images", old)
-    half_done(shop, run, *PRUNE, "--data", old)
-    shutil.copytree(old, new)
-    assert "holds a run with --data" in shop.refused(*PRUNE, "--data", new, "--out", run)
-    old.rename(run.parent / "old" / "others")
-    assert "holds a run with --data" in shop.refused(*PRUNE, "--data", run.parent / "old" / "others", "--out", run)
-    shutil.copytree(shop.path / "base", weights)
-    assert "holds a run with --weights" in shop.refused(*PRUNE, "--data", new, "--weights", weights, "--out", run)
-    process = shop.fork(*PRUNE, "--data", new, *EVERY_STEP, "--out", run, SLOW="0.02")
+    old, new = run.parent / "old", run.parent / "new"
+    for name in ("images", "base"):
+        shutil.copytree(shop.path / name, old / name)
+
+    def again(images: Path, weights: Path) -> list[object]:
+        return [*PRUNE, "--data", images, "--weights", weights, "--out", run]
+
+    half_done(shop, run, *again(old / "images", old / "base"))
+    shutil.copytree(old / "images", new / "images")
+    assert "holds a run with --data" in shop.refused(*again(new / "images", old / "base"))
+    (old / "images").rename(old / "others")
+    assert "holds a run with --data" in shop.refused(*again(old / "others", old / "base"))
+    (old / "base").rename(new / "base")
+    assert "holds a run with --weights" in shop.refused(*again(new / "images", new / "base"))
+    (new / "base").rename(old / "base")
+    process = shop.fork(*again(new / "images", old / "base"), *EVERY_STEP, SLOW="0.02")
     assert until(lambda: steps(run)[-1:] >= [8], process.alive)
     process.kill(signal.SIGKILL)
     process.wait()
     shop.done("resume", run)
     found, wanted = outcome(run), alone["prune"]
     assert [found[key] for key in ("network", "notes")] == [wanted[key] for key in ("network", "notes")]
-    assert json.loads((run / "config.json").read_text())["data"] == str(new)
+    assert json.loads((run / "config.json").read_text())["data"] == str(new / "images")
 
 
 def test_going_on_from_another_folder(shop: Shop, alone: dict[str, Any], run: Path) -> None:
