@@ -9,7 +9,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from growprune.report.progress import Progress
 from growprune.run import Folder
 from growprune.step import Choice, NonFiniteError, Step, compiled, mixed, put, repeated
 from growprune.streaming import Streamed
+from growprune.weights import restore
 
 IMAGES, BATCH, SIZE, CLASSES = 40, 6, 8, 4
 RATES = [0.1 / (i + 1) for i in range(24)]
@@ -997,6 +998,30 @@ def test_a_test_computes_as_its_step_does_or_exactly() -> None:
         job.test(job.net, exactly)
         assert seen == {kind}
         assert type(conv) is nn.Conv2d
+
+
+def test_the_first_process_of_a_machine_reads_weights_before_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have to download them."""
+    gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
+    heard: list[str] = []
+
+    @contextmanager
+    def first_here(world: World) -> Iterator[None]:
+        heard.append("begins")
+        yield
+        heard.append("ends")
+
+    def restored(*given: Any) -> nn.Module:
+        heard.append("reads")
+        return restore(*given)
+
+    monkeypatch.setattr("growprune.distributed.first_here", first_here)
+    monkeypatch.setattr(train, "restore", restored)
+    asked = Prune(model="growprune.demo:network", data="digits", device="cpu", threads=1, weights=str(weights))
+    train.Job(asked, None, "cpu")
+    assert heard == ["begins", "reads", "ends"]
 
 
 @pytest.mark.parametrize(("precision", "rounds"), [("fp32", True), ("ieee", False)])
