@@ -133,7 +133,7 @@ def test_a_proof_is_not_blurred_by_tf32() -> None:
 
 
 def test_the_model_may_move_after_the_pruner_is_made() -> None:
-    """Made on the CPU, trained on the GPU: the penalty follows the weights."""
+    """Made on the CPU, trained on the GPU: the penalty follows the weights, and the example too."""
     net = models.create("resnet20")
     pruner = gp.Pruner(net, torch.zeros(1, 3, 32, 32), SHORT["greg2"])
     net.cuda()
@@ -144,5 +144,4 @@ def test_the_model_may_move_after_the_pruner_is_made() -> None:
         F.cross_entropy(net(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    pruner.example_input = pruner.example_input.cuda()
     assert gp.measure(pruner.compact(), x[:1]).macs < gp.measure(net, x[:1]).macs

@@ -141,9 +141,9 @@ class Factors:
         return closed
 
     def to(self, device: torch.device) -> None:
-        for name in ("active", "owned", "pruned", "values", "decay"):
-            value = getattr(self, name)
-            setattr(self, name, None if value is None else value.to(device))
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
         self.flat = self.views()
 
     def act(self, optimizer: Any) -> None:
