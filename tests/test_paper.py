@@ -123,6 +123,20 @@ def bare(shelf: Path, place: Path, *kept: str) -> Path:
     return place
 
 
+def test_several_tables_are_run_and_shown_by_one_command(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    out = bare(shelf, tmp_path / "shelf", *(path.stem for path in shelf.glob("smoke-*.json")))
+    several = "reproduce", "table2", "table4", "table2", "--scale", "smoke", "--device", "cpu", "--out", out
+    left = [each["missing"] for each in json.loads(shop.done(*several, "--no-run", "--json").out)]
+    assert left == [["resnet56-greg1", "resnet56-greg2"], ["oneshot", "greg2"]]
+    done = shop.done(*several)
+    assert "growprune: 4 runs to do" in done.err
+    assert [line for line in done.out.splitlines() if line.startswith("Report:")] == [
+        f"Report: {out / 'tables' / f'{name}-smoke.html'}" for name in ("table2", "table4")
+    ]
+    documents = json.loads(shop.done(*several, "--no-run", "--json").out)
+    assert [(each["name"], each["missing"]) for each in documents] == [("table2", []), ("table4", [])]
+
+
 def test_what_fails_keeps_nothing_else_from_being_run_and_shown(shop: Shop, shelf: Path, tmp_path: Path) -> None:
     """A file where a run's folder should be; the table has the other run, and the command ends with the error."""
     out = bare(shelf, tmp_path / "shelf")
@@ -584,9 +598,19 @@ def test_the_first_seed_of_all_comes_before_the_second_of_any(tmp_path: Path) ->
 
 def test_only_picks_rows_and_what_is_there_is_not_missing(tmp_path: Path) -> None:
     lab, pair = Lab(tmp_path, seeds=2), table1.pair(VGG19, 0.8)
-    assert missing(lab, table1.EXPERIMENT, ["vgg19-0.8"]) == [(each, seed) for seed in (0, 1) for each in pair]
+    assert missing(lab, table1.EXPERIMENT, only=["vgg19-0.8"]) == [(each, seed) for seed in (0, 1) for each in pair]
     shelve(lab, pair[1])
-    assert missing(lab, table1.EXPERIMENT, ["vgg19-0.8"]) == [(pair[0], 0), (pair[0], 1), (pair[1], 1)]
+    assert missing(lab, table1.EXPERIMENT, only=["vgg19-0.8"]) == [(pair[0], 0), (pair[0], 1), (pair[1], 1)]
+
+
+def test_of_several_tables_each_run_is_wanted_once(tmp_path: Path) -> None:
+    """Table 1 shares a run of each network with `ku`, and their two one-shot runs; of `random` alone there are five."""
+    several = [paper.find(name) for name in ("ku", "random", "table1")]
+    found = missing(Lab(tmp_path), *several)
+    assert len(found) == len(set(found)) == 12 + 20 + 20 - 4
+    assert [seed for _, seed in found] == [0] * (12 + 4 + 20 - 4) + [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4
+    assert {setting for setting, seed in found if seed} == {*several[1].settings()}
+    assert [each.key("short", 0) for each, _ in found[:12]] == [each.key("short", 0) for each in several[0].settings()]
 
 
 @pytest.mark.parametrize(
@@ -1074,11 +1098,11 @@ def test_what_another_process_has_done_in_the_end_is_not_named(
     monkeypatch.setattr("growprune.paper.reproduce.side_by_side", meanwhile)
     try:
         lab, rows = Lab(out, "smoke", device="cpu"), ["resnet56-0.9", "vgg19-0.9"]
-        reproduce(lab, table1.EXPERIMENT, rows)
+        reproduce(lab, table1.EXPERIMENT, only=rows)
     finally:
         for each in held:
             os.close(each)
-    assert missing(lab, table1.EXPERIMENT, rows) == []
+    assert missing(lab, table1.EXPERIMENT, only=rows) == []
     assert next(calls) - 1 == when + 1  # bases, runs, and in the second case those of the late one
     assert not list(out.glob("*.old"))
 
@@ -1101,7 +1125,7 @@ def test_a_run_that_another_process_takes_up_meanwhile_is_busy_too(
     monkeypatch.setattr("growprune.paper.reproduce.side_by_side", meanwhile)
     try:
         with pytest.raises(SomeFailedError) as told:
-            reproduce(Lab(out, "smoke", device="cpu"), table1.EXPERIMENT, ["resnet56-0.9"])
+            reproduce(Lab(out, "smoke", device="cpu"), table1.EXPERIMENT, only=["resnet56-0.9"])
     finally:
         for each in held:
             os.close(each)
@@ -1316,12 +1340,12 @@ def test_runs_that_were_computed_otherwise_are_told(tmp_path: Path) -> None:
     (once, greg), tuned = table1.pair(RESNET56, 0.9), {"finetune": {"precision": "bf16"}}
     lab = Lab(tmp_path, options={"precision": "bf16", "deterministic": True})
     shelve(lab, once, config={"deterministic": True}, choices=tuned)
-    assert done_without(lab, table1.EXPERIMENT, []) == []
+    assert done_without(lab, [once, greg]) == []
     shelve(lab, greg, choices={"finetune": {"precision": "fp32"}})
     told = "1 of the runs that are there were done without --{}; give another --out for it"
-    assert done_without(lab, table1.EXPERIMENT, []) == [told.format("precision bf16"), told.format("deterministic")]
-    assert done_without(Lab(tmp_path), table1.EXPERIMENT, []) == []
-    assert done_without(lab, table1.EXPERIMENT, ["vgg19-0.5"]) == []
+    assert done_without(lab, [once, greg]) == [told.format("precision bf16"), told.format("deterministic")]
+    assert done_without(Lab(tmp_path), [once, greg]) == []
+    assert done_without(lab, [once, *table1.pair(VGG19, 0.5)]) == []
 
 
 def test_a_row_that_names_its_precision_has_no_other(tmp_path: Path) -> None:
@@ -1519,7 +1543,10 @@ def test_a_base_network_trained_on_images_that_have_moved_can_be_trained_again(t
         (("table1", "--seeds", "11"), "--seeds"),
         (("table1", "--only", ","), "--only: names no row"),
         (("table1", "--only", ""), "--only: is empty"),
-        (("obd", "--images", "pets"), "--images: only table3 and table4 are of such images, obd is not"),
+        (("obd", "--images", "pets"), "--images: only table3 and table4 are of such images, not obd"),
+        (("obd", "ku", "--images", "pets"), "--images: only table3 and table4 are of such images, not obd, ku"),
+        (("obd", "tabel1"), "reproduce: no 'tabel1', did you mean 'table1'?"),
+        (("table1", "obd", "--only", "resnet56-0.9"), "--only: the rows of one table; table1, obd are 2"),
         (("table1", "--scale", "papr"), "--scale"),
     ],
 )

@@ -331,20 +331,22 @@ def bench(given: Given, *, as_json: Json = False) -> None:
 def reproduce(
     given: Given,
     *,
-    name: Annotated[
-        str,
+    names: Annotated[
+        list[str],
         typer.Argument(
-            metavar="NAME", help="table1 to table4, obd, random, ku, figure1; scopes and causes are not the paper's."
+            metavar="NAME...", help="table1 to table4, obd, random, ku, figure1; scopes and causes are not the paper's."
         ),
     ],
     as_json: Json = False,
 ) -> None:
-    """A table or figure of the paper, run and set beside it.
+    """Tables and figures of the paper, run and set beside it.
 
     What was run before is not run again, and what was interrupted goes on: give the same command. --no-run shows what
     there is so far.
     """
     asked = configs.Reproduce(**given)
+    from rich.console import Group
+
     from growprune import paper
     from growprune.distributed import foremost
     from growprune.paper.comparison import compared
@@ -354,16 +356,22 @@ def reproduce(
     from growprune.train import StoppedError
 
     images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
-    experiment, only = paper.find(name, images), [row.strip() for row in (asked.only or "").split(",") if row.strip()]
+    experiments = {name: paper.find(name, images) for name in names}
+    only = [row.strip() for row in (asked.only or "").split(",") if row.strip()]
     if asked.only is not None and not only:
         raise GrowpruneError("--only: names no row")
-    if asked.images is not None and name not in paper.OF_IMAGES:
-        raise GrowpruneError(f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, {name} is not")
+    if only and len(experiments) > 1:
+        raise GrowpruneError(f"--only: the rows of one table; {', '.join(experiments)} are {len(experiments)}")
+    if asked.images is not None and not experiments.keys() & {*paper.OF_IMAGES}:
+        raise GrowpruneError(
+            f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(experiments)}"
+        )
     handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
     options = {key: getattr(asked, key) for key in handed}
     lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
               lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
-    experiment.settings(only)  # a row that is not there is refused, with --no-run too
+    for experiment in experiments.values():
+        experiment.settings(only)  # a row that is not there is refused, with --no-run too
     if asked.images is not None and asked.scale == "smoke":
         lab.say("--images: not looked at, a smoke run is on digits")
     if lab.out.exists() and not lab.out.is_dir():
@@ -373,17 +381,19 @@ def reproduce(
     failed: SomeFailedError | None = None
     if asked.run:
         try:
-            fulfil(lab, experiment, only)
+            fulfil(lab, *experiments.values(), only=only)
         except SomeFailedError as error:
-            failed = error  # and the table of all that did not
+            failed = error  # and the tables of all that did not
         except StoppedError as stopped:
             print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
             sys.exit(128 + stopped.signal)
     if foremost():
-        comparison = compared(lab, experiment)
-        part = comparison.of(only)
-        show(part.to_json(), lambda _: part.shown(), as_json)
-        if asked.run:
+        comparisons = [compared(lab, experiment) for experiment in experiments.values()]
+        parts = [comparison.of(only) for comparison in comparisons]
+        facts = [part.to_json() for part in parts]
+        tables = Group(parts[0].shown(), *(each for part in parts[1:] for each in ("", part.shown())))
+        show(facts[0] if len(facts) == 1 else facts, lambda _: tables, as_json)
+        for comparison in comparisons if asked.run else ():
             keep(comparison, lab.out / "tables", failed, as_json)
         if failed is not None:
             raise failed
@@ -404,7 +414,7 @@ def keep(comparison: Comparison, place: Path, failed: GrowpruneError | None, as_
             print(f"Report: {page}")
 
 
-def show(result: dict[str, Any], table: Callable[[dict[str, Any]], Any], as_json: bool) -> None:
+def show(result: Any, table: Callable[[Any], Any], as_json: bool) -> None:
     """One JSON document, or a table."""
     if as_json:
         print(json.dumps(result, indent=2))

@@ -1,4 +1,4 @@
-"""`growprune reproduce`: do the runs that a table needs and are not done yet, then set it beside the paper's.
+"""`growprune reproduce`: do the runs that tables need and are not done yet, then set them beside the paper's.
 
 The base networks come first; then every run, several at a time on a GPU. Each finished run is put on the shelf at once;
 an interrupted one goes on where it was. The table can be made at any time from what is there.
@@ -71,20 +71,32 @@ class Lab:
         return base.config(self.scale, device=self.device, **self.options)
 
 
-def missing(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Wanted:
+def needed(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> dict[Setting, int]:
+    """Settings, each once, and how many seeds of it these experiments ask for; `only` of these rows."""
+    seeds: dict[Setting, int] = {}
+    for experiment in experiments:
+        for each in experiment.settings(only):
+            seeds[each] = max(seeds.get(each, 0), lab.seeds or experiment.seeds)
+    return seeds
+
+
+def missing(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> Wanted:
     """The runs that are not done; the first seed of all settings comes before the second of any."""
-    settings, seeds = experiment.settings(only), range(lab.seeds or experiment.seeds)
-    there = {each: lab.look(each).seeds for each in settings}
-    return [(each, seed) for seed in seeds for each in settings if seed not in there[each]]
+    seeds = needed(lab, *experiments, only=only)
+    there = {each: lab.look(each).seeds for each in seeds}
+    runs = [(each, seed) for each, count in seeds.items() for seed in range(count) if seed not in there[each]]
+    once = {each.key(lab.scale, seed): (each, seed) for each, seed in runs}  # a run may be asked for in two ways
+    return sorted(once.values(), key=lambda run: run[1])
 
 
-def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> None:
+def reproduce(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> None:
     """Do what is missing, as far as it can be done."""
-    for damage in lab.shelf.damaged(experiment.settings(only)):
+    settings = list(needed(lab, *experiments, only=only))
+    for damage in lab.shelf.damaged(settings):
         lab.say(f"{damage}: taken as not run, and kept as {OLD} when it is")
-    for line in done_without(lab, experiment, only):
+    for line in done_without(lab, settings):
         lab.say(line)
-    wanted = missing(lab, experiment, only)
+    wanted = missing(lab, *experiments, only=only)
     if not wanted:
         lab.say("every run is there: nothing to do")
         return
@@ -111,7 +123,7 @@ def reproduce(lab: Lab, experiment: Experiment, only: Sequence[str] = ()) -> Non
         failures += prune(lab, ready, there, more=len(ready) < len(wanted))
         wanted = [each for each in wanted if each not in ready]
         there, _ = grounds(lab, bases)  # another process may have trained one meanwhile
-    undone = {lab.shelf.folder(*each).name for each in missing(lab, experiment, only)}
+    undone = {lab.shelf.folder(*each).name for each in missing(lab, *experiments, only=only)}
     undone |= {lab.shelf.training(base).name for base in bases if base not in there}
     if failures := [(name, why) for name, why in failures if why != BUSY or name in undone]:
         raise SomeFailedError(failures)
@@ -142,9 +154,9 @@ def repeatable(lab: Lab, base: Base, facts: Mapping[str, Any]) -> bool:
     return same and changed <= {*LOCAL}
 
 
-def done_without(lab: Lab, experiment: Experiment, only: Sequence[str]) -> list[str]:
+def done_without(lab: Lab, settings: Sequence[Setting]) -> list[str]:
     """Finished runs that were computed otherwise than is asked for now: they are not done again."""
-    there = {setting: lab.look(setting) for setting in experiment.settings(only)}
+    there = {setting: lab.look(setting) for setting in settings}
     others: dict[str, int] = {}
     if (precision := lab.options.get("precision", "auto")) != "auto":
         free = [found for setting, found in there.items() if "precision" not in dict(setting.other)]
