@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torchvision import models as zoo
 
@@ -91,6 +92,56 @@ def test_data_dependent_control_flow_is_traced() -> None:
     assert pruner.compact().inner[3].weight.shape == (4, 4)
 
 
+class Gated(nn.Module):
+    """A hidden layer in equal parts that meet: by a gated unit of torch's own, a product, or a sum."""
+
+    def __init__(self, way: str, parts: int, pixels: bool) -> None:
+        super().__init__()
+        make: Any = (lambda read, made: nn.Conv2d(read, made, 1)) if pixels else nn.Linear
+        self.way, self.parts, self.dim = way, parts, 1 if pixels else -1
+        self.stem, self.wide, self.head = make(3, 6), make(6, 24), make(24 // parts, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.wide(self.stem(x))
+        if self.way == "glu":
+            x = F.glu(x, self.dim)
+        else:
+            x, *others = x.chunk(self.parts, self.dim)
+            for other in others:
+                x = F.silu(x) * other if self.way == "product" else x + other
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(("way", "parts"), [("glu", 2), ("product", 2), ("product", 3), ("sum", 2), ("sum", 4)])
+def test_equal_parts_lose_the_same_places(way: str, parts: int, pixels: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Gated(way, parts, pixels), torch.randn(2, 3, 5, 5) if pixels else torch.randn(4, 3)
+    pruner = gp.Pruner(model, x, gp.OneShot(), ratios=0.5)
+    assert [(layer.name, layer.size) for layer in pruner.groups.layers] == [("wide", 24 // parts)]
+    small, keep = pruner.compact(fold=False), pruner.masks()["wide"]
+    assert int(keep.sum()) == 12 // parts
+    assert torch.equal(small.wide.weight, model.wide.weight[keep.repeat(parts)])
+    with torch.no_grad():
+        for p in (model.wide.weight, model.wide.bias):
+            p[~keep.repeat(parts)] = 0
+    torch.testing.assert_close(small(x), model(x))
+
+
+def test_parts_that_are_not_equal_stay() -> None:
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.wide, self.head = nn.Linear(3, 6), nn.Linear(6, 8), nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            parts = self.wide(self.stem(x)).chunk(3, -1)
+            return self.head(torch.cat([2 * part for part in parts], -1))  # type: ignore[no-any-return]
+
+    pruner = gp.Pruner(Uneven(), torch.randn(2, 3), gp.OneShot(), ratios={"stem": 0.5})
+    assert pruner.stays["wide"] == "chunk() needs all of its channels"
+
+
 class Hard(nn.Module):
     """A width written into the forward: no rule can see it, the trial does."""
 
@@ -143,7 +194,7 @@ def test_layers_that_stay_whole_say_why() -> None:
         "stream": "what is ignored belongs to it, or reads it",
         "again": "what is ignored belongs to it, or reads it",
         "kept": "it is ignored",
-        "split": "chunk() needs all of its channels",
+        "split": "stack() needs all of its channels",
         "padded": "it is added to what no layer makes",
         "head": "it makes what the model returns",
     }

@@ -334,7 +334,7 @@ def reproduce(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="NAME...", help="table1 to table4, obd, random, ku, figure1; scopes and causes are not the paper's."
+            metavar="NAME", help="table1 to table4, obd, random, ku, figure1; scopes and causes are not the paper's."
         ),
     ],
     as_json: Json = False,

@@ -179,7 +179,7 @@ class Plain(TyperCommand):
     """A command whose help has its options by parts, aligned; plain text, for what is styled takes longer to load."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         parts: dict[str, list[tuple[str, str]]] = {part: [] for part in (NET, PRUNE, TRAIN, SPEED, RUN)}

@@ -132,6 +132,37 @@ def whole(before: Tensor, after: Tensor) -> bool:
     return torch.equal(new, old.repeat(times)) or torch.equal(new, old.repeat_interleave(times))
 
 
+def chunk(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """Into so many parts, however wide all of it is: the channels may go where the parts are equal."""
+    x, count = args[0], argument(func, args, kwargs, "chunks")
+    parts = equal_parts(tracer, tracer.of(x), count, argument(func, args, kwargs, "dim") % x.dim())
+    if parts is None:
+        move(tracer, func, args, kwargs, out)
+        return
+    for t, labels in zip(out, parts, strict=True):
+        tracer.mark(t, compressed(labels))
+
+
+def glu(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """One half of the channels times the sigmoid of the other."""
+    labels, dim = tracer.of(args[0]), argument(func, args, kwargs, "dim") % args[0].dim()
+    halves = equal_parts(tracer, labels, 2, dim)
+    if halves is None and dim in varying(labels):
+        tracer.give_up(func, args, kwargs, out)
+        return
+    tracer.mark(out, labels if halves is None else compressed(halves[0]))
+
+
+def equal_parts(tracer: Tracer, labels: Tensor, count: int, dim: int) -> tuple[Tensor, ...] | None:
+    """Labels of the parts of the channel dimension, tied: to stay equal they lose the same places. None: of no such."""
+    if varying(labels) != [dim] or labels.shape[dim] % count:
+        return None
+    parts = labels.chunk(count, dim)
+    for part in parts[1:]:
+        tracer.tie(parts[0], part)
+    return parts
+
+
 def concatenate(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Along the channels the labels line up one after another; along another dimension the channels are tied."""
     parts = [t for t in args[0] if t.numel()]

@@ -18,8 +18,10 @@ from growprune.motion import (
     along,
     argument,
     blank,
+    chunk,
     concatenate,
     constant,
+    glu,
     move,
     pad,
     pointwise,
@@ -216,12 +218,14 @@ def table() -> dict[str, Rule]:
         (
             move,
             "view reshape _unsafe_view flatten unflatten permute transpose t numpy_T movedim swapaxes squeeze "
-            "unsqueeze expand expand_as slice select narrow split split_with_sizes chunk tensor_split unbind roll "
+            "unsqueeze expand expand_as slice select narrow split split_with_sizes tensor_split unbind roll "
             "flip index_select index repeat repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle "
             "view_as reshape_as unfold",
         ),
         (pointwise, "hardswish mish log_sigmoid rrelu rrelu_with_noise"),  # PyTorch does not mark these
         (prelu, "prelu"),
+        (chunk, "chunk"),
+        (glu, "glu"),
         (concatenate, "cat concat concatenate"),
         (reduce, "mean sum amax amin max min var std prod logsumexp linalg_vector_norm norm all any argmax"),
         (
