@@ -626,12 +626,13 @@ def test_one_shot_has_picked_and_is_done_at_once() -> None:
 def test_the_network_may_move_after_the_pruner_is_made(schedule: Any, granularity: Any) -> None:
     """To a device without data, where any number read back is an error; only the pick of GReg-2 (step 55) reads."""
     net = seeded(MLP)
-    pruner = gp.Pruner(net, X, schedule, ratios=0.5, granularity=granularity)
+    pruner = gp.Pruner(net, X, schedule, ratios={"fc1": 0.5, "fc2": 0.5}, granularity=granularity)
     net.to("meta")
     fc1 = {"params": list(net.fc1.parameters()), "weight_decay": 1e-4}  # decay by parameter: a buffer more to move
     rest = {"params": [p for name, p in net.named_parameters() if not name.startswith("fc1.")], "weight_decay": DECAY}
     optimizer = torch.optim.SGD([fc1, rest], lr=LR, momentum=MOMENTUM)
     pruner.attach(optimizer)
+    assert (pruner._factors.decay is not None) == (schedule is GREG2)
     x, y = (t.to("meta") for t in (X, Y))
     for _ in range(54 if schedule is GREG2 else pruner.total_steps):
         train_step(net, optimizer, x, y)

@@ -1,5 +1,6 @@
 """Real architectures: each family of torchvision's classifiers is traced whole, pruned, and proved on a small image."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -128,18 +129,46 @@ def test_equal_parts_lose_the_same_places(way: str, parts: int, pixels: bool) ->
     torch.testing.assert_close(small(x), model(x))
 
 
-def test_parts_that_are_not_equal_stay() -> None:
-    class Uneven(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.wide, self.head = nn.Linear(3, 6), nn.Linear(6, 8), nn.Linear(8, 2)
+class Parted(nn.Module):
+    """What `part` makes of a hidden layer's 8 channels (of 6×6 pixels) and of its input, with a convolution behind."""
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            parts = self.wide(self.stem(x)).chunk(3, -1)
-            return self.head(torch.cat([2 * part for part in parts], -1))  # type: ignore[no-any-return]
+    def __init__(self, part: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], width: int) -> None:
+        super().__init__()
+        self.stem, self.wide, self.last = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 8, 1), nn.Conv2d(width, 4, 1)
+        self.head, self.part = nn.Linear(4, 2), part
 
-    pruner = gp.Pruner(Uneven(), torch.randn(2, 3), gp.OneShot(), ratios={"stem": 0.5})
-    assert pruner.stays["wide"] == "chunk() needs all of its channels"
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(self.last(self.part(self.wide(x), x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def grey(x: torch.Tensor) -> torch.Tensor:
+    """Eight times the mean of all channels: channels that are no layer's."""
+    return x.mean(1, keepdim=True).expand(-1, 8, -1, -1)
+
+
+PARTS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], int, str | None]] = {
+    "over height": (lambda y, x: sum(y.chunk(2, 2), torch.zeros(())), 8, None),
+    "gated over height": (lambda y, x: F.glu(y, 2), 8, None),
+    "unequal": (lambda y, x: torch.cat([2 * part for part in y.chunk(3, 1)], 1), 8, "chunk"),
+    "beside no layer's": (lambda y, x: torch.cat([grey(x), y], 1).chunk(2, 1)[1], 8, "chunk"),
+    "before no layer's": (lambda y, x: torch.cat([y, grey(x)], 1).chunk(2, 1)[0], 8, "chunk"),
+    "gated by no layer's": (lambda y, x: F.glu(torch.cat([y, grey(x)], 1), 1), 8, "glu"),
+    "two dimensions": (lambda y, x: y.view(-1, 2, 4, 6, 6).transpose(1, 3).chunk(2, 2)[0][:, :, 0], 6, "view"),
+    "gated, of two": (lambda y, x: F.glu(y.view(-1, 2, 4, 6, 6).transpose(1, 3), 2)[:, :, 0], 6, "view"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_which_parts_let_a_layer_go(name: str) -> None:
+    """Along another dimension nothing is asked of the channels; what cannot be cut into equal parts again stays."""
+    torch.manual_seed(0)
+    part, width, why = PARTS[name]
+    pruner = gp.Pruner(Parted(part, width), torch.randn(2, 3, 6, 6), gp.OneShot(), ratios=0.5)
+    assert pruner.stays.get("wide") == (why and f"{why}() needs all of its channels")
+    assert "last" not in pruner.stays
+    assert pruner.skipped == {}
+    pruner.compact()
 
 
 class Hard(nn.Module):

@@ -610,6 +610,8 @@ def test_of_several_tables_each_run_is_wanted_once(tmp_path: Path) -> None:
     assert len(found) == len(set(found)) == 12 + 20 + 20 - 4
     assert [seed for _, seed in found] == [0] * (12 + 4 + 20 - 4) + [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4
     assert {setting for setting, seed in found if seed} == {*several[1].settings()}
+    scopes, more = paper.find("scopes"), Lab(tmp_path)  # which asks for three seeds, and shares four settings
+    assert len(missing(more, scopes, several[2])) == len(missing(more, several[2], scopes)) == 3 * 6 + 20 - 4
     assert [each.key("short", 0) for each, _ in found[:12]] == [each.key("short", 0) for each in several[0].settings()]
 
 
@@ -954,11 +956,13 @@ def test_images_that_cannot_be_had_are_missed_before_the_estimate(
     lab = Lab(tmp_path / "out", device="cpu", options={"data_dir": str(tmp_path / "data")}, say=said.append)
     with pytest.raises(GrowpruneError, match=f"cifar10: no download; put it into {tmp_path}/data/"):
         reproduce(lab, table1.EXPERIMENT)
-    with pytest.raises(GrowpruneError, match=rf"--images: no folder {tmp_path}/none; give ImageNet's"):
-        reproduce(lab, paper.find("table4", str(tmp_path / "none")))
+    large = paper.find("table4", str(tmp_path / "none"))
+    for several in ((large,), (table1.EXPERIMENT, large)):  # before anything is downloaded
+        with pytest.raises(GrowpruneError, match=rf"--images: no folder {tmp_path}/none; give ImageNet's"):
+            reproduce(lab, *several)
     monkeypatch.setattr("growprune.paper.reproduce.launched", lambda: True)
     with pytest.raises(GrowpruneError, match="--images: no folder"):
-        reproduce(lab, paper.find("table4", str(tmp_path / "none")))
+        reproduce(lab, large)
     assert (said, [*tmp_path.iterdir()]) == ([], [])
 
 

@@ -237,8 +237,10 @@ class Reproduce(Options):
     """`growprune reproduce`."""
 
     scale: Literal["paper", "short", "smoke"] = option("short", "Ku as in the paper, Ku = 1, or minutes on a CPU")
-    seeds: int | None = option(None, "Runs of each setting, at most 10. [1; random: 5]", min=1, max=10)
-    only: str | None = option(None, "Only these rows, with commas between; an unknown one lists them.", metavar="ROWS")
+    seeds: int | None = option(None, "Runs of each setting, at most 10. [1; random: 5, scopes: 3]", min=1, max=10)
+    only: str | None = option(
+        None, "Only these rows of one table, with commas between; an unknown one lists them.", metavar="ROWS"
+    )
     parallel: int = option(4, "Runs at once, on a GPU.", min=1, max=64)
     data_dir: str = option("data", "Where cifar10 and cifar100 lie, or are downloaded to.", metavar="FOLDER")
     images: str | None = option(

@@ -157,10 +157,10 @@ def equal_parts(tracer: Tracer, labels: Tensor, count: int, dim: int) -> tuple[T
     """Labels of the parts of the channel dimension, tied: to stay equal they lose the same places. None: of no such."""
     if varying(labels) != [dim] or labels.shape[dim] % count:
         return None
-    parts = labels.chunk(count, dim)
-    for part in parts[1:]:
-        tracer.tie(parts[0], part)
-    return parts
+    first, *others = torch.where(labels == NONE, FIXED, labels).chunk(count, dim)  # what is no channel cannot go either
+    for part in others:
+        tracer.tie(first, part)
+    return labels.chunk(count, dim)
 
 
 def concatenate(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:

@@ -174,11 +174,13 @@ def done_without(lab: Lab, settings: Sequence[Setting]) -> list[str]:
 def have_images(lab: Lab, bases: Sequence[Base]) -> None:
     """Images that are not there and cannot be downloaded, or that will not do, are missed before anything is promised.
     Under torchrun, where one process downloads for all, what can be downloaded is missed when a run begins."""
-    for config in {each.data: each for each in map(lab.base_config, bases)}.values():
-        if config.data == "digits" or (launched() and config.data in CIFARS):
-            continue
+    configs = {each.data: each for each in map(lab.base_config, bases) if each.data != "digits"}.values()
+    for config in configs:
         if config.data not in CIFARS and not Path(config.data).is_dir():
             raise GrowpruneError(f"--images: no folder {config.data}; give ImageNet's, which holds train/ and val/")
+    for config in configs:
+        if launched() and config.data in CIFARS:
+            continue
         data.load(config.data, lab.options.get("data_dir"))
         if (there := available(config)) < config.batch:
             raise GrowpruneError(
