@@ -236,6 +236,29 @@ def test_weights_that_are_no_numbers(value: float) -> None:
     refused("'norm1.running_var'", model=model)
 
 
+class Masked(nn.Module):
+    """Attention that looks back only, by a mask in a buffer, of minus infinities as everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.qkv, self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 12), nn.Linear(4, 8), nn.Linear(8, 2)
+        self.register_buffer("mask", torch.full((5, 5), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.stem(x)).view(-1, 5, 3, 4).unbind(2)
+        seen = (q @ k.transpose(1, 2) + self.mask).softmax(-1) @ v
+        return self.down(torch.relu(self.up(seen)))  # type: ignore[no-any-return]
+
+
+def test_a_mask_may_be_infinite_but_not_nan() -> None:
+    model, x = Masked(), torch.randn(2, 5, 3)
+    small = gp.Pruner(model, x, gp.OneShot(), ratios={"up": 0.5}).compact()
+    assert small.up.out_features == 4
+    assert torch.equal(small.mask, model.mask)
+    model.mask[0, 0] = torch.nan
+    refused("'mask'", "NaN", model=model, example=x)
+
+
 def test_weights_that_became_no_numbers_in_training() -> None:
     model = Net()
     pruner = gp.Pruner(model, X, schedule=gp.OneShot())

@@ -380,15 +380,12 @@ def test_other_weights_are_refused_in_one_line(
         assert refusal(path) == f"{path}: {said}"
 
 
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
 @pytest.mark.parametrize("kind", ["torch", "ours"])
-def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path, kind: str) -> None:
-    """A buffer may hold what is not finite, as a mask does, but not what is no number."""
+def test_statistics_that_are_no_numbers_are_refused(tmp_path: Path, kind: str, value: float) -> None:
     path, net = tmp_path / "weights", create("resnet20")
-    for value in (torch.inf, torch.nan):
-        net.get_buffer("bn1.running_var")[3] = value
-        gp.save(net, path) if kind == "ours" else torch.save(net.state_dict(), path)
-        if value == torch.inf:
-            assert restore("resnet20", 10, path).get_buffer("bn1.running_var")[3] == value
+    net.get_buffer("bn1.running_var")[3] = value
+    gp.save(net, path) if kind == "ours" else torch.save(net.state_dict(), path)
     assert refusal(path, "resnet20") == f"{path}: 'bn1.running_var' holds numbers that are not finite"
 
 

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from growprune.compact import held
 from growprune.errors import GrowpruneError
 from growprune.groups import owner
-from growprune.running import tensors
+from growprune.running import tensors, unsound
 from growprune.schedule import Schedule
 
 
@@ -87,8 +87,8 @@ def weights(model: nn.Module) -> None:
     for name, t in tensors(model).items():
         if torch.nn.parameter.is_lazy(t):
             raise GrowpruneError(f"'{name}' is not initialised: run the model once first")
-        if t.is_floating_point() and not bool(torch.isfinite(t).all()):
-            raise GrowpruneError(f"'{name}' holds NaN or infinite values")
+    if (bad := unsound(model)) is not None:
+        raise GrowpruneError(f"'{bad}' holds NaN or infinite values")
 
 
 def unheld(model: nn.Module) -> None:

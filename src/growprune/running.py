@@ -19,6 +19,17 @@ def tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
+def unsound(model: nn.Module) -> str | None:
+    """The first tensor that nothing can be computed with: none may hold NaN, and parameters and the statistics of norms
+    are finite; other buffers need not be, for a mask or a bound may well be infinite."""
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    finite = {id(t) for t in (*model.parameters(), *(b for norm in norms for b in norm.buffers(recurse=False)))}
+    for name, t in tensors(model).items():
+        if not bool((t.isfinite() if id(t) in finite else ~t.isnan()).all()):
+            return name
+    return None
+
+
 def call(model: nn.Module, example_input: Any) -> Any:
     """The model on its example (a tensor, a tuple or list of arguments, or a dict of them), moved to its device."""
     example_input = placed(model, example_input)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.models import BUILT_IN, fresh, package
+from growprune.running import unsound
 from growprune.storage import KEY, load
 
 
@@ -29,9 +30,8 @@ def restore(name: str, num_classes: int | None, weights: str | os.PathLike[str])
     else:
         found = state_dict(path, plain=bool(header))
         model = filled(fresh(name, num_classes), found, f"{path}: of another network than {name}")
-    for key, value in model.state_dict(keep_vars=True).items():  # a buffer may be infinite, as of a mask
-        if not bool((value.isfinite() if isinstance(value, nn.Parameter) else ~value.isnan()).all()):
-            raise GrowpruneError(f"{path}: '{key}' holds numbers that are not finite")
+    if (bad := unsound(model)) is not None:
+        raise GrowpruneError(f"{path}: '{bad}' holds numbers that are not finite")
     return model
 
 
