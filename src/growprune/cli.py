@@ -20,6 +20,7 @@ from growprune.errors import ElsewhereError, GrowpruneError, told
 
 if TYPE_CHECKING:
     from growprune.paper.comparison import Comparison
+    from growprune.paper.grid import Experiment
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -347,13 +348,48 @@ def reproduce(
     asked = configs.Reproduce(**given)
     from rich.console import Group
 
-    from growprune import paper
     from growprune.distributed import foremost
     from growprune.paper.comparison import compared
     from growprune.paper.reproduce import Lab
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
     from growprune.train import StoppedError
+
+    experiments, only = wanted(names, asked)
+    handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
+    options = {key: getattr(asked, key) for key in handed}
+    lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
+              lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
+    if asked.images is not None and asked.scale == "smoke":
+        lab.say("--images: not looked at, a smoke run is on digits")
+    if lab.out.exists() and not lab.out.is_dir():
+        raise GrowpruneError(f"--out: {lab.out} is a file; give a folder")
+    if not asked.run and not lab.out.is_dir():
+        lab.say(f"--out: no folder {lab.out}: nothing was run there")
+    failed: SomeFailedError | None = None
+    if asked.run:
+        try:
+            fulfil(lab, *experiments, only=only)
+        except SomeFailedError as error:
+            failed = error  # and the tables of all that did not
+        except StoppedError as stopped:
+            print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
+            sys.exit(128 + stopped.signal)
+    if foremost():
+        comparisons = [compared(lab, experiment) for experiment in experiments]
+        parts = [comparison.of(only) for comparison in comparisons]
+        facts = [part.to_json() for part in parts]
+        tables = Group(parts[0].shown(), *(each for part in parts[1:] for each in ("", part.shown())))
+        show(facts[0] if len(facts) == 1 else facts, lambda _: tables, as_json)
+        for comparison in comparisons if asked.run else ():
+            keep(comparison, lab.out / "tables", failed, as_json)
+        if failed is not None:
+            raise failed
+
+
+def wanted(names: Sequence[str], asked: configs.Reproduce) -> tuple[list[Experiment], list[str]]:
+    """The tables of these names, and the rows named; what there is not is refused, with --no-run too."""
+    from growprune import paper
 
     images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
     experiments = {name: paper.find(name, images) for name in names}
@@ -366,37 +402,9 @@ def reproduce(
         raise GrowpruneError(
             f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(experiments)}"
         )
-    handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
-    options = {key: getattr(asked, key) for key in handed}
-    lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
-              lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
     for experiment in experiments.values():
-        experiment.settings(only)  # a row that is not there is refused, with --no-run too
-    if asked.images is not None and asked.scale == "smoke":
-        lab.say("--images: not looked at, a smoke run is on digits")
-    if lab.out.exists() and not lab.out.is_dir():
-        raise GrowpruneError(f"--out: {lab.out} is a file; give a folder")
-    if not asked.run and not lab.out.is_dir():
-        lab.say(f"--out: no folder {lab.out}: nothing was run there")
-    failed: SomeFailedError | None = None
-    if asked.run:
-        try:
-            fulfil(lab, *experiments.values(), only=only)
-        except SomeFailedError as error:
-            failed = error  # and the tables of all that did not
-        except StoppedError as stopped:
-            print("growprune: stopped, all saved; the same command goes on with it", file=sys.stderr)
-            sys.exit(128 + stopped.signal)
-    if foremost():
-        comparisons = [compared(lab, experiment) for experiment in experiments.values()]
-        parts = [comparison.of(only) for comparison in comparisons]
-        facts = [part.to_json() for part in parts]
-        tables = Group(parts[0].shown(), *(each for part in parts[1:] for each in ("", part.shown())))
-        show(facts[0] if len(facts) == 1 else facts, lambda _: tables, as_json)
-        for comparison in comparisons if asked.run else ():
-            keep(comparison, lab.out / "tables", failed, as_json)
-        if failed is not None:
-            raise failed
+        experiment.settings(only)
+    return [*experiments.values()], only
 
 
 def keep(comparison: Comparison, place: Path, failed: GrowpruneError | None, as_json: bool) -> None:
