@@ -36,8 +36,9 @@ import growprune.report.run as page
 from growprune import criteria, distributed, jobs, train
 from growprune.config import resolve
 from growprune.distributed import WholeBatch, World, first_here, join
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, StoppedError
 from growprune.models import CifarResNet
+from growprune.recipe import Stage
 from growprune.run import Folder
 from pictures import SIZE, write
 
@@ -167,7 +168,7 @@ def witnessed() -> list[str]:
     seen: list[str] = []
     remove, finish = train.Job.remove, train.Job.finish
 
-    def removed(self: train.Job, stage: train.Stage) -> None:
+    def removed(self: train.Job, stage: Stage) -> None:
         assert self.pruner is not None
         seen.append("masks " + digest(self.pruner.masks()))
         remove(self, stage)
@@ -191,7 +192,7 @@ def interrupted(out: Path) -> None:
         self.stopping = self.done == 3
 
     train.Job.do = stopping  # type: ignore[method-assign]
-    with pytest.raises((train.StoppedError, SystemExit)):
+    with pytest.raises((StoppedError, SystemExit)):
         jobs.run(resolve("train", options), out / "parted", quiet=True)
     train.Job.do = do  # type: ignore[method-assign]
     jobs.run(resolve("train", options), out / "parted", quiet=True)

@@ -24,9 +24,9 @@ import pytest
 import growprune as gp
 from growprune import jobs, several
 from growprune.config import Config, Prune, Train
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, StoppedError
 from growprune.run import Folder, in_use
-from growprune.train import Job, StoppedError
+from growprune.train import Job
 from runs import COMMAND, Fork, Process, Shop, outcome, steps, until
 
 SHARED = ["--data", "images", "--threads", "1"]
@@ -299,9 +299,8 @@ SIDE_BY_SIDE = """
 import sys
 from pathlib import Path
 from growprune.config import Train
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, StoppedError
 from growprune.several import side_by_side
-from growprune.train import StoppedError
 same = dict(data="images", threads=1, epochs=3, batch=200, lr="0.1", save_every=1000.0, device="cpu")
 configs = [Train(model=model, seed=seed, **same) for seed, model in enumerate(sys.argv[1].split(","))]
 try:

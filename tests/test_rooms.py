@@ -48,6 +48,7 @@ ORDER = [
     "feeds",
     "recipe",
     "evaluation",
+    "origin",
     "step",
     "choosing",
     "report",

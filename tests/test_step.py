@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune import choosing, convolutions, evaluation, models, outcome, several, train
+from growprune import choosing, convolutions, evaluation, models, origin, outcome, several, train
 from growprune import step as steps
 from growprune.choosing import choose, determinism
 from growprune.config import Config, Prune, Train
@@ -1018,7 +1018,7 @@ def test_the_first_process_of_a_machine_reads_weights_before_the_others(
         return restore(*given)
 
     monkeypatch.setattr("growprune.distributed.first_here", first_here)
-    monkeypatch.setattr(train, "restore", restored)
+    monkeypatch.setattr(origin, "restore", restored)
     asked = Prune(model="growprune.demo:network", data="digits", device="cpu", threads=1, weights=str(weights))
     train.Job(asked, None, "cpu")
     assert heard == ["begins", "reads", "ends"]

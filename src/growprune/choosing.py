@@ -105,6 +105,14 @@ def determinism(wanted: bool) -> Iterator[None]:
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
 
 
+def plain(asked: Config, device: str) -> Choice:
+    """Where there is nothing to try: on a CPU, in several processes, or with no step left."""
+    cuda = device.startswith("cuda")
+    precision = ("bf16" if cuda else "fp32") if asked.precision == "auto" else asked.precision
+    last = asked.layout == "channels_last" or (cuda and asked.layout == "auto")
+    return Choice(precision, "channels_last" if last else "contiguous", asked.compile == "on", captured=False)
+
+
 Measured = dict[Hashable, tuple[Choice, Choice | None]]
 """What was found out before, by what two steps must have in common for it."""
 

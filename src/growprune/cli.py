@@ -16,11 +16,10 @@ import typer
 
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, offered, read_file, usage
-from growprune.errors import ElsewhereError, GrowpruneError, told
+from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
 
 if TYPE_CHECKING:
     from growprune.paper.comparison import Comparison
-    from growprune.paper.grid import Experiment
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -222,7 +221,6 @@ def conclude(config: configs.Config, out: Path, as_json: bool) -> None:
 
 def tell(run: Callable[[], dict[str, Any]], table: Callable[[dict[str, Any]], Any], out: Path, as_json: bool) -> None:
     from growprune.distributed import foremost
-    from growprune.train import StoppedError
 
     try:
         result = run()
@@ -253,8 +251,10 @@ def evaluate(
 
     Of a run (`growprune eval RUN`), or of weights (`growprune eval --model M --weights W --data D`).
     """
+    from growprune.run import tested_as
+
     asked = {name: value for name, value in vars(configs.Eval(**given)).items() if value is not None}
-    wanted = {**(as_run(run) if run is not None else {}), **asked}
+    wanted = {**(tested_as(run) if run is not None else {}), **asked}
     for name in ("model", "weights", "data"):
         if name not in wanted:
             raise GrowpruneError(f"eval: give the folder of a run, or --model, --weights and --data (no --{name} here)")
@@ -266,20 +266,6 @@ def evaluate(
     weights_file(wanted["weights"], wanted["model"], classes(wanted["data"]))
     config = configs.resolve("train", {**wanted, "batch": 1})  # of the training images none are needed
     show(jobs.tested(config), eval_table, as_json)
-
-
-def as_run(run: Path) -> Given:
-    """What `eval` needs to know of a run, so that it finds the very accuracy that the run found."""
-    from growprune.run import RESULT, read_config, read_json
-
-    found = read_config(run)
-    result = read_json(run / RESULT) if (run / RESULT).is_file() else {}
-    found |= {key: value for key, value in (result.get("choices") or {}).get("images", {}).items() if key == "decode"}
-    if found.get("command") == "demo":
-        found = {"model": "growprune.demo:network", "data": "digits", "threads": 1, "device": found.get("device")}
-    kept = {"model", "data", "data_dir", "normalize", "resolution", "threads", "decode"}
-    kept |= {"device"} if found.get("device") == "cpu" else set()  # a GPU may not be here
-    return {"weights": str(run), **{name: found[name] for name in kept if name in found}}
 
 
 @offered(app, configs.Measure)
@@ -348,14 +334,20 @@ def reproduce(
     asked = configs.Reproduce(**given)
     from rich.console import Group
 
+    from growprune import paper
     from growprune.distributed import foremost
     from growprune.paper.comparison import compared
     from growprune.paper.reproduce import Lab
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
-    from growprune.train import StoppedError
 
-    experiments, only = wanted(names, asked)
+    images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
+    experiments, only = paper.wanted(names, images, asked.only)
+    found = [experiment.name for experiment in experiments]
+    if asked.images is not None and not {*found} & {*paper.OF_IMAGES}:
+        raise GrowpruneError(
+            f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(found)}"
+        )
     handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
     options = {key: getattr(asked, key) for key in handed}
     lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
@@ -385,26 +377,6 @@ def reproduce(
             keep(comparison, lab.out / "tables", failed, as_json)
         if failed is not None:
             raise failed
-
-
-def wanted(names: Sequence[str], asked: configs.Reproduce) -> tuple[list[Experiment], list[str]]:
-    """The tables of these names, and the rows named; what there is not is refused, with --no-run too."""
-    from growprune import paper
-
-    images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
-    experiments = {name: paper.find(name, images) for name in names}
-    only = [row.strip() for row in (asked.only or "").split(",") if row.strip()]
-    if asked.only is not None and not only:
-        raise GrowpruneError("--only: names no row")
-    if only and len(experiments) > 1:
-        raise GrowpruneError(f"--only: the rows of one table; {', '.join(experiments)} are {len(experiments)}")
-    if asked.images is not None and not experiments.keys() & {*paper.OF_IMAGES}:
-        raise GrowpruneError(
-            f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(experiments)}"
-        )
-    for experiment in experiments.values():
-        experiment.settings(only)
-    return [*experiments.values()], only
 
 
 def keep(comparison: Comparison, place: Path, failed: GrowpruneError | None, as_json: bool) -> None:

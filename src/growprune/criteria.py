@@ -20,6 +20,7 @@ from growprune import curvature
 from growprune.curvature import Loss
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.groups import Groups, Layer
+from growprune.ratios import pruned_of
 from growprune.running import call, copied, tensors
 
 Batches = Iterable[tuple[Any, Any]]
@@ -224,6 +225,35 @@ def scores(
     if bool(torch.isnan(every).any()):
         raise GrowpruneError("criterion: some scores are NaN, so what goes would be chance")
     return every
+
+
+def least(scores: Tensor, counts: Mapping[Layer, int]) -> Tensor:
+    """Which go, of all units: in each layer so many, those of the least scores.
+
+    >>> least(torch.tensor([3.0, 1.0, 2.0]), {Layer("conv", 0, 3, 0, None, stem=False): 2}).tolist()
+    [False, True, True]
+    """
+    gone = torch.zeros_like(scores, dtype=torch.bool)
+    for layer, count in counts.items():
+        gone[layer.start + torch.argsort(scores[layer.start : layer.stop], stable=True)[:count]] = True
+    return gone
+
+
+def least_of_all(scores: Tensor, spared: Mapping[Layer, int], ratio: float) -> Tensor:
+    """Which go, of all units: the least scores of these layers taken together, but for the best that each is spared.
+
+    >>> layers = Layer("first", 0, 2, 0, None, stem=False), Layer("second", 2, 4, 1, None, stem=False)
+    >>> least_of_all(torch.tensor([1.0, 2.0, 4.0, 3.0]), dict.fromkeys(layers, 1), 0.5).tolist()
+    [True, False, False, False]
+    """
+    gone, among = (torch.zeros_like(scores, dtype=torch.bool) for _ in range(2))
+    for layer in spared:
+        among[layer.start : layer.stop] = True
+    units = among.nonzero().flatten()
+    gone[units[torch.argsort(scores[units], stable=True)[: pruned_of(ratio, len(units))]]] = True
+    for layer, count in spared.items():
+        gone[layer.start + torch.argsort(scores[layer.start : layer.stop], stable=True)[-count:]] = False
+    return gone
 
 
 # -- data ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The one error a user can cause: a line that names the thing and the way out."""
+"""The one error a user can cause, a line that names the thing and the way out; and what stops a run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ class ElsewhereError(GrowpruneError):
     def __init__(self, new: str, kept: str) -> None:
         super().__init__(new)
         self.kept = kept
+
+
+class StoppedError(BaseException):
+    """Someone asked the run to stop: `step` is saved. `at_once`: from wherever it was, with no save of its own.
+
+    Like KeyboardInterrupt it is no Exception: what tries things out, and takes an exception for an answer, must not
+    take this one.
+    """
+
+    def __init__(self, step: int, signal: int = 2, at_once: bool = False) -> None:
+        super().__init__(f"stopped at step {step}; all is saved")
+        self.step, self.signal, self.at_once = step, signal, at_once
 
 
 def told(error: BaseException) -> str | None:

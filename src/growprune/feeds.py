@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -149,6 +149,20 @@ class Images:
             found = (source.batch_of(rows) for rows in plan)
         for x, y in found:
             yield self.normal(x), y
+
+    def known(self) -> dict[str, Any]:
+        """What tells these images from others."""
+        facts = {**self.sizes, "shape": list(self.shape), "classes": list(self.dataset.classes)}
+        return facts if self.large else {**facts, "mean": list(self.dataset.mean)}
+
+    def recognized(self, then: Mapping[str, Any]) -> None:
+        """Refuse to go on with a run that began with others, of which `then` was known."""
+        for key, now in self.known().items():
+            if then.get(key, now) != now:
+                raise GrowpruneError(
+                    f"data '{self.config.data}': not the images that this run began with: {key} was {then[key]}, is "
+                    f"{now}; put them back, or begin another run with --out"
+                )
 
     def close(self) -> None:
         """End the processes that read; whoever asks for images again starts new ones."""

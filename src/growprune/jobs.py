@@ -22,14 +22,14 @@ from growprune import distributed
 from growprune.choosing import determinism
 from growprune.config import Config
 from growprune.distributed import World
-from growprune.errors import ElsewhereError, GrowpruneError, told
+from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
 from growprune.measurement import measure, weight_sparsity
 from growprune.outcome import environment
 from growprune.reading import cores
 from growprune.report.progress import Progress
 from growprune.run import Folder
 from growprune.streaming import undecodable
-from growprune.train import Job, StoppedError
+from growprune.train import Job
 
 FINISHED = "finished before: nothing was done"
 

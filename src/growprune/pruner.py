@@ -100,10 +100,9 @@ class Pruner:
     def _try_plan(self) -> None:
         """Cut as many units as the plan says, on trial: better refused now than after the last step."""
         pruned = self._pruned
-        if not self._picked:
-            pruned = torch.zeros_like(pruned)
-            for layer, count in zip(self.groups.layers, self.counts or [0] * len(self.groups.layers), strict=True):
-                pruned[layer.start : layer.start + count] = True
+        if not self._picked:  # any so many
+            counts = dict(zip(self.groups.layers, self.counts, strict=True)) if self.counts else {}
+            pruned = criteria.least(torch.zeros(self.groups.units, device=pruned.device), counts)
         small = removal.cut(self.model, self.groups, pruned)
         proof.prove(self.model, small, self.groups, pruned, self.example_input)
 
@@ -261,13 +260,11 @@ class Pruner:
         scores = criteria.scores(
             self.groups, self.model, self.example_input, self.criterion, self._generator, self._rows
         )
-        self._pruned.zero_()
-        if self.counts is None:
-            self._pick_globally(scores)
+        if isinstance(self.spec, _ratios.Global):
+            spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
+            self._pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio))
         else:
-            for layer, count in zip(self.groups.layers, self.counts, strict=True):
-                least = torch.argsort(scores[layer.start : layer.stop], stable=True)[:count]
-                self._pruned[layer.start + least] = True
+            self._pruned.copy_(criteria.least(scores, dict(zip(self.groups.layers, self.counts or (), strict=True))))
         self._picked = True
         self._take_up()
 
@@ -277,17 +274,6 @@ class Pruner:
         self._losing = [layer for layer in self._may_lose() if bool(pruned[layer.start : layer.stop].any())]
         self._active = self._units_of(self._losing).to(self._pruned.device)
         self._factors.set_pruned(self._pruned, self._active)
-
-    def _pick_globally(self, scores: Tensor) -> None:
-        """The least scores of all layers go, but for what every layer keeps."""
-        assert isinstance(self.spec, _ratios.Global)
-        units = self._active.nonzero().flatten()
-        count = _ratios.pruned_of(self.spec.ratio, len(units))
-        self._pruned[units[torch.argsort(scores[units], stable=True)[:count]]] = True
-        for layer in self._losing:
-            spared = self.spec.spared(layer.size, self.groups.granularity)
-            best = torch.argsort(scores[layer.start : layer.stop], stable=True)[-spared:]
-            self._pruned[layer.start + best] = False
 
     # -- magnitudes ----------------------------------------------------------------------------------------------
 
@@ -347,13 +333,7 @@ class Pruner:
                 stacklevel=2,
             )
         elif self.total_steps and (weak := separation.hardly_pushed(self.separation())):
-            (name, share), *others = weak.items()
-            warnings.warn(
-                f"compact: the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} "
-                f"is still {share:.0%} as large as what stays: removal will cost accuracy; a larger learning rate or a "
-                "longer schedule pushes further",
-                stacklevel=2,
-            )
+            warnings.warn(f"compact: {weak}", stacklevel=2)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
             for each in (optimizer, self._optimizer):

@@ -289,3 +289,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise GrowpruneError(f"{path}: damaged: not what growprune writes")
     return found
+
+
+def tested_as(run: Path) -> dict[str, Any]:
+    """The options with which a run's network is tested to the very accuracy that the run found."""
+    found = read_config(run)
+    result = read_json(run / RESULT) if (run / RESULT).is_file() else {}
+    found |= {key: value for key, value in (result.get("choices") or {}).get("images", {}).items() if key == "decode"}
+    if found.get("command") == "demo":
+        found = {"model": "growprune.demo:network", "data": "digits", "threads": 1, "device": found.get("device")}
+    kept = {"model", "data", "data_dir", "normalize", "resolution", "threads", "decode"}
+    kept |= {"device"} if found.get("device") == "cpu" else set()  # a GPU may not be here
+    return {"weights": str(run), **{name: found[name] for name in kept if name in found}}

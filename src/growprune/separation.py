@@ -42,10 +42,18 @@ HARDLY = 0.5
 """Pruned units that are larger than this beside kept ones have hardly been pushed."""
 
 
-def hardly_pushed(found: Mapping[str, Separation]) -> dict[str, float]:
-    """Layers whose pruned units are still large, and how large beside the kept ones."""
+def hardly_pushed(found: Mapping[str, Separation]) -> str | None:
+    """In words, if pruned units of some layers are still large beside the kept ones."""
     shares = {name: float(layer.pruned / layer.kept) for name, layer in found.items()}
-    return {name: share for name, share in shares.items() if share > HARDLY}
+    large = {name: share for name, share in shares.items() if share > HARDLY}
+    if not large:
+        return None
+    (name, share), *others = large.items()
+    return (
+        f"the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} is still "
+        f"{share:.0%} as large as what stays: removal will cost accuracy; a larger learning rate or a longer schedule "
+        "pushes further"
+    )
 
 
 def later(flag: Tensor) -> Callable[[], bool]:

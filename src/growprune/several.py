@@ -12,12 +12,12 @@ import torch
 
 from growprune.choosing import Measured
 from growprune.config import Config
-from growprune.errors import GrowpruneError, told
+from growprune.errors import GrowpruneError, StoppedError, told
 from growprune.feeds import Images
 from growprune.jobs import FINISHED, heeding, surroundings, threads, together, usable
 from growprune.report.progress import Progress
 from growprune.run import Folder, busy
-from growprune.train import Job, StoppedError
+from growprune.train import Job
 
 
 class SomeFailedError(GrowpruneError):

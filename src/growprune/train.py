@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,51 +20,22 @@ import torch
 from torch import nn
 
 import growprune.report.run as page
-from growprune import distributed, evaluation, models, outcome, recipe, storage
-from growprune.choosing import Measured, tried
-from growprune.compact import calibrate
-from growprune.config import Config, Prune, rates
+from growprune import choosing, distributed, evaluation, origin, outcome, recipe, storage
+from growprune.choosing import Measured
+from growprune.config import Config, Prune
 from growprune.distributed import World
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, StoppedError
 from growprune.feeds import Images
 from growprune.pruner import Pruner
+from growprune.recipe import Stage
 from growprune.report.events import Events
 from growprune.report.progress import Progress
 from growprune.run import MODEL, REPORT, RESULT, Folder
 from growprune.running import tensors
 from growprune.step import Choice, NonFiniteError, Step
-from growprune.weights import restore
 
 CHECKED_EVERY = 200
 """Steps between two looks at whether all was finite, on a GPU; until then a bad step has changed nothing."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stretch of training with its own optimizer; `number` tells its random numbers from the others'."""
-
-    name: str
-    number: int
-    batch: int
-
-    @property
-    def option(self) -> str:
-        return "--prune-batch" if self.name == "prune" else "--batch"
-
-
-STAGES = {"train": (("train", 0),), "prune": (("prune", 1), ("finetune", 2))}
-
-
-class StoppedError(BaseException):
-    """Someone asked the run to stop: `step` is saved. `at_once`: from wherever it was, with no save of its own.
-
-    Like KeyboardInterrupt it is no Exception: what tries things out, and takes an exception for an answer, must not
-    take this one.
-    """
-
-    def __init__(self, step: int, signal: int = 2, at_once: bool = False) -> None:
-        super().__init__(f"stopped at step {step}; all is saved")
-        self.step, self.signal, self.at_once = step, signal, at_once
 
 
 class Job:
@@ -86,10 +55,7 @@ class Job:
         self.progress = progress or Progress(quiet=True)
         self.cuda = device.startswith("cuda")
         self.stream = torch.cuda.Stream(device) if self.cuda else None
-        self.stages = [
-            Stage(name, number, config.prune_batch if isinstance(config, Prune) and name == "prune" else config.batch)
-            for name, number in STAGES[config.command]
-        ]
+        self.stages = recipe.stages(config)
         for stage in self.stages:
             self.world.check(stage.option, stage.batch)
         self.images = Images(config, device, self.world)
@@ -106,7 +72,7 @@ class Job:
         self.begun = self.saved = self.noted = time.perf_counter()
         self.noted_at = self.timed_at = 0
         self.events: Events | None = None
-        self.net = self.network()
+        self.net = origin.network(config, self.images, folder)
         if folder is not None and getattr(config, "weights", None):
             folder.keep_base(self.net)
 
@@ -114,7 +80,8 @@ class Job:
 
     def work(self) -> Iterator[None]:
         """All that is left to do, step by step."""
-        self.check_batches()
+        for stage in self.stages:  # what the last one cannot do must be said before the first
+            stage.check(self.images.sizes["train"])
         tree = self.resumed()
         while self.at < len(self.stages):
             stage = self.stages[self.at]
@@ -160,16 +127,9 @@ class Job:
         self.epoch = feed.epoch_steps
         if stage.name == "prune":
             self.pruner = self.made_pruner()
-            self.steps = self.pruner.total_steps
-            table = [config.prune_lr] * self.steps if isinstance(config, Prune) else []
-        else:
-            self.steps = config.epochs * self.epoch
-            table = rates(config.lr, config.epochs, self.epoch, min(config.warm_up, config.epochs / 2))
-        first = table[0] if table else 0.0
-        optimizer = torch.optim.SGD(
-            net.parameters(), torch.tensor(first, device=self.device) if self.cuda else first, config.momentum,
-            weight_decay=config.weight_decay, nesterov=config.nesterov, fused=self.cuda,
-        )  # fmt: skip
+        self.steps = self.pruner.total_steps if self.pruner is not None else config.epochs * self.epoch
+        table = recipe.rates(config, stage, self.steps, self.epoch)
+        optimizer = recipe.optimizer(config, net, table, self.device)
         self.step = step = Step(
             net, optimizer, feed, table, device=self.device, seeds=(config.seed, stage.number),
             smoothing=config.label_smoothing, world=self.world,
@@ -255,39 +215,7 @@ class Job:
             f"{but}; try a lower learning rate{where}"
         )
 
-    # -- what it starts from -----------------------------------------------------------------------------------------
-
-    def network(self) -> nn.Module:
-        """The network that the run begins with: fresh by the seed, or with trained weights."""
-        weights = getattr(self.config, "weights", None)
-        net = self.made(self.beginning(weights) if weights else None).to(self.device)
-        evaluation.fits(net, self.images, self.config)
-        distributed.same_weights(self.world, net)
-        return net
-
-    def made(self, weights: str | None = None) -> nn.Module:
-        """The model as its function makes it, which may draw random numbers, or that with these weights."""
-        model, classes = self.config.model, self.images.classes
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.config.seed)
-            if not weights:
-                return models.fresh(model, classes)
-            with distributed.first_here(self.world):  # which may download them
-                return restore(model, classes, weights)
-
-    def beginning(self, weights: str) -> str:
-        """Where the first weights lie: the run's own copy, for theirs may have changed or gone since it began."""
-        kept: str | None = distributed.from_first(self.world, self.folder.base if self.folder else None)
-        return kept if kept and Path(kept).is_file() else weights
-
-    def check_batches(self) -> None:
-        """Of every stage: what the last one cannot do must be said before the first."""
-        there = self.images.sizes["train"]
-        for stage in self.stages:
-            if stage.batch > there:
-                raise GrowpruneError(
-                    f"{stage.option}: no batch of {stage.batch} from {there} images; give a smaller one"
-                )
+    # -- the method --------------------------------------------------------------------------------------------------
 
     def made_pruner(self) -> Pruner:
         config = self.config
@@ -307,18 +235,12 @@ class Job:
         """As it was chosen before, or else by trying; on a CPU there is nothing to choose."""
         if stage.name in self.choices:
             return Choice(**self.choices[stage.name])
-        config = self.config
         left = self.steps - self.done
         if not self.cuda or self.world.size > 1 or not left:
-            plain = "bf16" if self.cuda else "fp32"
-            last = config.layout == "channels_last" or (self.cuda and config.layout == "auto")
-            choice = Choice(
-                plain if config.precision == "auto" else config.precision, "channels_last" if last else "contiguous",
-                config.compile == "on", captured=False,
-            )  # fmt: skip
+            choice = choosing.plain(self.config, self.device)
         else:
             known = stage.name, stage.batch, self.images.shape, self.fixed
-            choice, free = tried(step, config, left, self.progress.say, self.measured, known)
+            choice, free = choosing.tried(step, self.config, left, self.progress.say, self.measured, known)
             self.progress.say(f"{stage.name}: chose {choice}")
             if free is not None:
                 self.progress.say(
@@ -391,16 +313,9 @@ class Job:
         pruner = self.pruner
         assert pruner is not None
         before = self.test(self.pushed(), exact=True)
-        base = self.base_accuracy()
-        fixed = self.fixed and self.done > 0  # then the weights have come to fit the statistics
-        batches = None if fixed else [x for x, _ in self.images.sample(self.sample_batch())]
-        with warnings.catch_warnings(record=True) as heard:
-            warnings.simplefilter("always")
-            small = pruner.compact(calibrate=batches, fixed_norm=fixed)
-        for each in heard:
-            self.progress.say(str(each.message))
-        if pruner.groups.granularity == "weight" and batches is not None:
-            calibrate(small, batches)
+        base = self.test(origin.network(self.config, self.images, self.folder), exact=True)
+        fixed = self.fixed and self.done > 0
+        small = recipe.removed(pruner, self.images, self.sample_batch(), fixed, self.progress.say)
         distributed.same_weights(self.world, small)  # folded and estimated by each process for itself
         after = self.test(small, exact=True)
         self.kept = {name: [mask.numel(), int(mask.sum())] for name, mask in pruner.masks().items()}
@@ -417,16 +332,13 @@ class Job:
         self.write(record | {"seconds": round(self.elapsed(), 3)})
         self.net, self.pruner = small, None
 
-    def base_accuracy(self) -> float:
-        return self.test(self.network(), exact=True)
-
     def finish(self) -> None:
         """Write the network, the result, and what people look at; result.json last, for it means: finished."""
         final = self.test(self.net, exact=True)
         self.images.close()
         self.accuracy |= {"final": final, "best": max(final, self.accuracy["best"] or 0.0)}
         self.net.to(memory_format=torch.contiguous_format)
-        base = self.network()
+        base = origin.network(self.config, self.images, self.folder)
         result = {} if not self.world.first else outcome.of(
             self.config, self.images, base, self.net, self.device, accuracy=self.accuracy, steps=self.before,
             seconds=round(self.elapsed(), 3), widths=self.kept,
@@ -473,14 +385,8 @@ class Job:
             "kept": self.kept,
             "seconds": self.elapsed(),
             "threads": torch.get_num_threads(),
-            "images": self.seen(),
+            "images": self.images.known(),
         }
-
-    def seen(self) -> dict[str, Any]:
-        """What tells these images from others."""
-        images = self.images
-        known: dict[str, Any] = {**images.sizes, "shape": list(images.shape), "classes": list(images.dataset.classes)}
-        return known | ({} if images.large else {"mean": list(images.dataset.mean)})
 
     def resumed(self) -> dict[str, Any] | None:
         """The last good checkpoint's tree, in every process; the network is then the one it holds."""
@@ -496,14 +402,10 @@ class Job:
         self.accuracy, self.choices, self.kept = tree["accuracy"], tree["choices"], tree["kept"]
         self.seconds, self.begun = tree["seconds"], time.perf_counter()
         self.safe = self.before + self.done
-        for key, now in self.seen().items():
-            if (then := tree["images"].get(key, now)) != now:
-                raise GrowpruneError(
-                    f"data '{self.config.data}': not the images that this run began with: {key} was {then}, is {now}; "
-                    "put them back, or begin another run with --out"
-                )
+        self.images.recognized(tree["images"])
         where = self.folder.path if self.folder else Path()
-        there = storage.rebuilt(self.made(), tree["facts"], tree["net"], where).to(self.device)
+        made = origin.made(self.config, self.images)
+        there = storage.rebuilt(made, tree["facts"], tree["net"], where).to(self.device)
         if self.stages[self.at].name == "prune":  # its pruner is made of the network as it began: see `take_up`
             tree["now"] = tensors(there)
         else:

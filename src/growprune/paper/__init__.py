@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 
 from growprune.errors import GrowpruneError, nearest
@@ -19,3 +20,16 @@ def find(name: str, images: str = "data/imagenet") -> Experiment:
     module = import_module(f"growprune.paper.{name}")
     found: Experiment = module.experiment(images) if hasattr(module, "experiment") else module.EXPERIMENT
     return found
+
+
+def wanted(names: Sequence[str], images: str, rows: str | None) -> tuple[list[Experiment], list[str]]:
+    """The experiments of these names, each once, and the rows that are asked for; refused if there are none such."""
+    experiments = {name: find(name, images) for name in names}
+    only = [row.strip() for row in (rows or "").split(",") if row.strip()]
+    if rows is not None and not only:
+        raise GrowpruneError("--only: names no row")
+    if only and len(experiments) > 1:
+        raise GrowpruneError(f"--only: the rows of one table; {', '.join(experiments)} are {len(experiments)}")
+    for experiment in experiments.values():
+        experiment.settings(only)
+    return [*experiments.values()], only

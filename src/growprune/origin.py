@@ -1,0 +1,41 @@
+"""The network that a run begins with: fresh by the seed, or with trained weights; the same in every process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from growprune import distributed, evaluation, models
+from growprune.config import Config
+from growprune.feeds import Images
+from growprune.run import Folder
+from growprune.weights import restore
+
+
+def network(config: Config, images: Images, folder: Folder | None) -> nn.Module:
+    """On the images' device, with its weights; refused if it does not fit the images."""
+    net = made(config, images, beginning(config, images, folder)).to(images.device)
+    evaluation.fits(net, images, config)
+    distributed.same_weights(images.world, net)
+    return net
+
+
+def made(config: Config, images: Images, weights: str | None = None) -> nn.Module:
+    """The model as its function makes it, which may draw random numbers, or that with these weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        if not weights:
+            return models.fresh(config.model, images.classes)
+        with distributed.first_here(images.world):  # which may download them
+            return restore(config.model, images.classes, weights)
+
+
+def beginning(config: Config, images: Images, folder: Folder | None) -> str | None:
+    """Where the first weights lie: the run's own copy, for theirs may have changed or gone since it began."""
+    weights: str | None = getattr(config, "weights", None)
+    if not weights:
+        return None
+    kept: str | None = distributed.from_first(images.world, folder.base if folder else None)
+    return kept if kept and Path(kept).is_file() else weights
