@@ -829,8 +829,12 @@ def test_determinism_is_put_back() -> None:
             with determinism(wanted):
                 assert torch.are_deterministic_algorithms_enabled() == cudnn.deterministic == wanted
                 assert cudnn.benchmark != wanted
+                assert not bool(torch.empty(10_000).isnan().all()), "new memory is not filled"
             assert torch.are_deterministic_algorithms_enabled()
             assert torch.is_deterministic_algorithms_warn_only_enabled()
+            new = torch.empty(10_000)
+            assert bool(new.isnan().all()), "as it was"
+            new.zero_()  # for whoever gets this memory next
     finally:
         torch.use_deterministic_algorithms(False)
     with pytest.raises(KeyError), determinism(True):

@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.utils.deterministic
 
 from growprune import convolutions
 from growprune.config import Config
@@ -91,17 +93,27 @@ def pace(choice: Choice) -> float:
     return math.inf if choice.ms is None else choice.ms
 
 
+memory: Any = torch.utils.deterministic  # its one switch is unknown to type checkers
+
+
 @contextmanager
 def determinism(wanted: bool) -> Iterator[None]:
-    """The same bits each time on a GPU; else the fastest kernels that cuDNN finds by trying."""
+    """The same bits each time on a GPU; else the fastest kernels that cuDNN finds by trying.
+
+    PyTorch's switch also has new memory filled, so that whoever reads what nobody wrote gets the same each time: one
+    kernel more for almost every tensor of a step. Nothing here reads such memory, so that is left off.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = memory.fill_uninitialized_memory
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     torch.use_deterministic_algorithms(wanted)
+    memory.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = not wanted, wanted
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        memory.fill_uninitialized_memory = filled
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
 
 
