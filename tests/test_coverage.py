@@ -223,7 +223,7 @@ def test_layers_that_stay_whole_say_why() -> None:
         "stream": "what is ignored belongs to it, or reads it",
         "again": "what is ignored belongs to it, or reads it",
         "kept": "it is ignored",
-        "split": "stack() needs all of its channels",
+        "split": "slice() needs all of its channels",
         "padded": "it is added to what no layer makes",
         "head": "it makes what the model returns",
     }

@@ -27,6 +27,7 @@ Granularity = Literal["filter", "weight"]
 RETURNED = "it makes what the model returns"
 IGNORED, NEAR_IGNORED = "it is ignored", "what is ignored belongs to it, or reads it"
 USED_WHOLE = "a tensor of it is used as a whole"
+UNREAD = "no layer reads what it makes"
 TIED = "it is tied to a layer that stays"
 
 
@@ -183,15 +184,14 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
         raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
     for t in leaves(output):
         tracer.pin(tracer.of(t), RETURNED)
-    if {name for name, _ in model.named_parameters()} - {name for name, _ in tracer.trace.labels}:
-        trace_training(model, example_input, tracer)
+    trace_training(model, example_input, tracer)
     return tracer.trace
 
 
 def trace_training(model: nn.Module, example_input: Any, tracer: Tracer) -> None:
-    """Parameters that evaluation never used may serve in training (auxiliary heads): that run ties them too.
+    """Training may use more than evaluation does (auxiliary heads), and return more: that run ties and pins it too.
 
-    Twice the example, since batch norm refuses to train on one value; a model that cannot run so has none to tie.
+    Twice the example, since batch norm refuses to train on one value; of a model that cannot run so nothing is known.
     """
     tracer.first = False
     double = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, example_input)
@@ -236,6 +236,12 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         if tensor in untouched or tensor in found.pinned:
             stays[classes[labels]] = True
             found.fixed.append((labels, NEAR_IGNORED if tensor in untouched else USED_WHOLE))
+    read = torch.zeros(found.count, dtype=torch.bool)
+    for key in found.read:
+        read[classes[found.labels[key]]] = True
+    if bool((unread := ~read[classes]).any()):
+        stays |= unread
+        found.fixed.append((unread.nonzero().flatten(), UNREAD))
     tied = torch.zeros(found.count, dtype=torch.bool)
     tied[tied_by_addition(found, classes)] = True
     if not coupled:

@@ -93,9 +93,13 @@ def meet_constant(tracer: Tracer, merged: Tensor, t: Tensor, result: Tensor, gat
 
 
 def same(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """The value passes unchanged (a dropout at rest, a clone, another dtype)."""
+    """The value passes unchanged (a dropout at rest, a clone, another dtype); a parameter's stays the parameter's."""
+    name = None if hasattr(args[0], "_labels") else tracer.name(args[0])
     for t in tree_leaves(out):
         if isinstance(t, Tensor) and t is not args[0]:
+            if name is not None:
+                tracer.also(t, name)
+                continue
             tracer.mark(t, tracer.of(args[0]))
             if hasattr(args[0], "_made_by"):
                 t._made_by = args[0]._made_by  # type: ignore[attr-defined]
@@ -108,6 +112,8 @@ def move(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> Non
     reordered has boundaries written into the model's code, so its channels stay.
     """
     x = args[0]
+    if out is x and not func._schema.is_mutable:  # flatten() of what is flat, say, is its input itself
+        return
     if out is x:  # squeeze_ and its like: the shape before is gone
         tracer.give_up(func, args, kwargs, out)
         return
@@ -180,6 +186,37 @@ def concatenate(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tens
     tracer.mark(out, merged)
 
 
+def stack(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Side by side in a new dimension, as concatenation along one without channels: they are tied."""
+    dim = argument(func, args, kwargs, "dim") % out.dim()
+    merged, *others = map(tracer.of, args[0])
+    for labels in others:
+        merged = meet(tracer, merged, labels, [], by_addition=True)
+    tracer.mark(out, merged.unsqueeze(dim))
+
+
+def pixel_shuffle(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """So many channels that become one channel's pixels go together."""
+    rank, factor = out.dim(), argument(func, args, kwargs, "upscale_factor")
+    parts = tracer.channels(args[0], rank - 3).view(-1, factor**2)
+    tracer.tie(parts, parts[:, :1])
+    tracer.mark(out, along(parts[:, 0], rank - 3, rank))
+
+
+def scatter(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Rows added to rows (of a graph's nodes, say); along the other dimensions the channels meet one to one. Nothing is
+    asked of the target if it is a constant: one of a fixed width is found by trial."""
+    target, dim, rows = args[0], args[1] % out.dim(), args[3]
+    constant = not hasattr(target, "_labels") and tracer.name(target) is None
+    labels = [tracer.of(rows)] if constant else [tracer.of(target), tracer.of(rows)]
+    merged = torch.full((1,) * out.dim(), NONE)
+    for each in labels:
+        if dim in varying(each):
+            tracer.pin(each)
+        merged = meet(tracer, merged, each.narrow(dim, 0, 1), [], by_addition=True)
+    tracer.mark(out, merged)
+
+
 def reduce(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
     """A mean, sum or maximum over dimensions in which the channels do not vary."""
     x, labels = args[0], tracer.of(args[0])
@@ -204,6 +241,18 @@ def resample(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) ->
             tracer.mark(t, compressed(labels))
 
 
+def sample(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """The same, at places that the second argument says: those are no channels that could go."""
+    tracer.pin(tracer.of(args[1]))
+    resample(tracer, func, args, kwargs, out)
+
+
+def unpool(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Back to where the maxima were: every channel with its own places."""
+    tracer.tie(tracer.channels(args[0], 1), tracer.channels(args[1], 1), by_addition=True)
+    resample(tracer, func, args, kwargs, out)
+
+
 def pad(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Channels added as padding are written into the model's code: they stay, and so does what they meet."""
     labels = tracer.of(args[0])
@@ -219,5 +268,31 @@ def pad(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> N
     tracer.mark(out, labels)
 
 
+def within(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """What happens along one dimension, for each place of the others by itself: a softmax, a running sum, a sorting."""
+    x, labels = args[0], tracer.of(args[0])
+    if argument(func, args, kwargs, "dim") % x.dim() in varying(labels):
+        tracer.pin(labels)
+        labels = blank(x, FIXED)
+    for t in tree_leaves(out):
+        if isinstance(t, Tensor):
+            tracer.mark(t, labels)
+
+
+def like(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """A new tensor as wide as an activation: it gets narrower as that does."""
+    if hasattr(args[0], "_labels"):
+        tracer.mark(out, tracer.of(args[0]))
+
+
+def noise(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
+    """Random numbers. A narrower tensor draws others, so that no proof could hold: what meets them stays. Of training
+    nothing is proved: there they are as wide as what they are drawn for (a dropout by hand)."""
+    if tracer.first:
+        tracer.mark(out, blank(out, FIXED))
+    else:
+        like(tracer, func, args, kwargs, out)
+
+
 def constant(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
-    """A new tensor that holds nothing of its arguments but their shape: left unmarked, as any constant is."""
+    """A new tensor that holds nothing of its arguments: left unmarked, as any constant is."""

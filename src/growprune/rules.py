@@ -22,12 +22,20 @@ from growprune.motion import (
     concatenate,
     constant,
     glu,
+    like,
     move,
+    noise,
     pad,
+    pixel_shuffle,
     pointwise,
     reduce,
     resample,
     same,
+    sample,
+    scatter,
+    stack,
+    unpool,
+    within,
 )
 from growprune.trace import FIXED, INPUT, NONE, Operation, Role, Rule, Tracer, varying
 
@@ -127,7 +135,10 @@ def attention(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -
     tracer.pin(tracer.of(query))  # the scale depends on the width of the heads, so that width stays
     tracer.pin(tracer.of(key))
     labels = tracer.of(value)
-    if value.dim() - 2 in varying(labels) or value.dim() != result.dim():
+    alike = (
+        value.dim() == result.dim() and value.shape[:-2] == result.shape[:-2]
+    )  # heads of queries may share a value's
+    if not alike or value.dim() - 2 in varying(labels):
         tracer.pin(labels)
         labels = blank(result, FIXED)
     tracer.mark(result, labels)
@@ -183,13 +194,6 @@ def layer_norm(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tenso
     tracer.mark(out, labels)
 
 
-def softmax(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    labels = tracer.of(args[0])
-    if args[1] % args[0].dim() in varying(labels):
-        tracer.pin(labels)
-    tracer.mark(out, labels)
-
-
 def prelu(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """A slope for each channel, or one for all."""
     if args[1].numel() > 1:
@@ -209,7 +213,7 @@ def table() -> dict[str, Rule]:
         (batch_norm, "batch_norm instance_norm"),
         (group_norm, "group_norm"),
         (layer_norm, "layer_norm rms_norm"),
-        (softmax, "softmax log_softmax _softmax _log_softmax"),
+        (within, "softmax log_softmax _softmax _log_softmax cumsum cumprod cummax cummin logcumsumexp sort topk"),
         (
             same,
             "dropout feature_dropout alpha_dropout native_dropout clone contiguous detach alias lift_fresh to "
@@ -219,29 +223,40 @@ def table() -> dict[str, Rule]:
             move,
             "view reshape _unsafe_view flatten unflatten permute transpose t numpy_T movedim swapaxes squeeze "
             "unsqueeze expand expand_as slice select narrow split split_with_sizes tensor_split unbind roll "
-            "flip index_select index repeat repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle "
-            "view_as reshape_as unfold",
+            "flip index_select index repeat repeat_interleave pixel_unshuffle channel_shuffle "
+            "view_as reshape_as unfold rot90",
         ),
         (pointwise, "hardswish mish log_sigmoid rrelu rrelu_with_noise"),  # PyTorch does not mark these
         (prelu, "prelu"),
         (chunk, "chunk"),
         (glu, "glu"),
         (concatenate, "cat concat concatenate"),
-        (reduce, "mean sum amax amin max min var std prod logsumexp linalg_vector_norm norm all any argmax"),
+        (stack, "stack"),
+        (pixel_shuffle, "pixel_shuffle"),
+        (scatter, "index_add scatter_add scatter_reduce"),
+        (
+            reduce,
+            "mean sum amax amin max min var std var_mean std_mean prod logsumexp linalg_vector_norm norm all any "
+            "argmax argmin median nanmedian kthvalue mode",
+        ),
         (
             resample,
             "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
             "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
             "adaptive_max_pool3d _adaptive_avg_pool2d upsample_nearest1d upsample_nearest2d upsample_bilinear2d "
             "upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
+            "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
             "fractional_max_pool2d",
         ),
+        (sample, "grid_sampler grid_sampler_2d grid_sampler_3d roi_align roi_pool"),
+        (unpool, "max_unpool2d max_unpool3d"),
         (pad, "pad constant_pad_nd"),
         (
             constant,
-            "zeros ones empty full arange new_zeros new_ones new_empty new_full zeros_like ones_like "
-            "empty_like full_like rand_like randn_like rand randn scalar_tensor linspace eye",
+            "zeros ones empty full arange new_zeros new_ones new_empty new_full rand randn scalar_tensor linspace eye",
         ),
+        (like, "zeros_like ones_like empty_like full_like"),
+        (noise, "rand_like randn_like randint_like bernoulli uniform normal exponential random"),
     ):
         rules.update(dict.fromkeys(names.split(), rule))
     return rules

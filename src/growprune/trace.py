@@ -135,6 +135,7 @@ class Tracer(TorchDispatchMode):
         self.first = True  # a second run, in training mode, only ties what it meets
         self.operator = ""  # the one whose rule is at work
         self.names = {id(t): name for name, t in tensors(model).items()}
+        self.copies: list[Tensor] = []  # of parameters: kept, so that no other tensor comes by their ids
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -146,9 +147,9 @@ class Tracer(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         self.operator = func.name()
-        if rule is not None:
-            rule(self, func, args, kwargs, out)
-        else:
+        try:
+            (rule or Tracer.give_up)(self, func, args, kwargs, out)
+        except Exception:  # it met what it was not written for: as good as none
             self.give_up(func, args, kwargs, out)
         return out
 
@@ -167,6 +168,11 @@ class Tracer(TorchDispatchMode):
 
     def name(self, t: Tensor | None) -> str | None:
         return None if t is None else self.names.get(id(t))
+
+    def also(self, copy: Tensor, name: str) -> None:
+        """A parameter's own value in another tensor, as where weights are cast to another dtype before their use."""
+        self.names[id(copy)] = name
+        self.copies.append(copy)
 
     def of(self, t: Tensor) -> Tensor:
         """The labels of a tensor, compressed, of the tensor's own rank; a constant's are FIXED."""
