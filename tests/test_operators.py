@@ -200,6 +200,29 @@ def test_heads_of_queries_may_share_one_of_values() -> None:
     pruner.compact()
 
 
+class Conv1D(nn.Module):
+    """As in transformers: a linear layer whose forward asks for the width that it keeps as a number."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (*x.shape[:-1], self.nf)
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
+
+
+def test_the_linear_layer_of_gpt_2_knows_its_new_width() -> None:
+    net = nn.Sequential(
+        nn.Linear(6, 16), nn.ReLU(), Conv1D(32, 16), nn.ReLU(), Conv1D(16, 32), nn.ReLU(), Conv1D(2, 16)
+    )
+    pruner = gp.Pruner(net, torch.randn(2, 5, 6), gp.OneShot())
+    small = pruner.compact()
+    assert [(each.nx, each.nf) for each in (small[2], small[4], small[6])] == [(16, 16), (16, 8), (8, 2)]
+    assert pruner.skipped == {}
+
+
 def test_flattening_what_is_flat_is_nothing() -> None:
     net = nn.Sequential(
         nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 2)

@@ -107,6 +107,8 @@ def refit(module: nn.Module) -> None:
         module.num_parameters = len(module.weight)
     elif isinstance(module, nn.Embedding):
         module.embedding_dim = module.weight.shape[1]
+    elif type(module).__name__ == "Conv1D" and weight is not None:  # transformers' linear layer, the other way round
+        vars(module).update(zip(("nx", "nf"), weight.shape, strict=True))
 
 
 def regroup(module: nn.Module, channels: int, before: int) -> None:

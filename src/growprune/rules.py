@@ -135,10 +135,8 @@ def attention(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -
     tracer.pin(tracer.of(query))  # the scale depends on the width of the heads, so that width stays
     tracer.pin(tracer.of(key))
     labels = tracer.of(value)
-    alike = (
-        value.dim() == result.dim() and value.shape[:-2] == result.shape[:-2]
-    )  # heads of queries may share a value's
-    if not alike or value.dim() - 2 in varying(labels):
+    shared = value.shape[:-2] != result.shape[:-2]  # by several heads of queries
+    if shared or value.dim() - 2 in varying(labels):
         tracer.pin(labels)
         labels = blank(result, FIXED)
     tracer.mark(result, labels)
