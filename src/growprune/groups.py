@@ -11,6 +11,7 @@ index arithmetic on one boolean vector, `pruned[unit]`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -164,47 +165,47 @@ def build(
 
 
 def trace(model: nn.Module, example_input: Any) -> Trace:
-    """Run a copy of the model once, in evaluation mode, and return the channel identities.
+    """Run a copy of the model, in evaluation mode and in training mode, and return the channel identities.
 
     A copy, since a forward may change the model's state (a counter, a cache).
     """
-    model = copied(model).eval()
-    example_input = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, placed(model, example_input))
+    model, example_input = copied(model).eval(), placed(model, example_input)
     tracer = Tracer(model, find_rule)
-    for t in tree_leaves(example_input):
-        if isinstance(t, Tensor):
-            tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
     tracer.pin(torch.tensor([INPUT]), "it is tied to the model's input")
     try:
-        with whole_operators(model), tracer:
-            output = call(model, example_input)
+        follow(tracer, model, example_input)
     except GrowpruneError:
         raise
     except Exception as error:
         raise GrowpruneError(f"the model fails on the example input: {type(error).__name__}: {line(error)}") from error
-    for t in leaves(output):
-        tracer.pin(tracer.of(t), RETURNED)
-    trace_training(model, example_input, tracer)
+    trace_training(tracer, model, example_input)
     return tracer.trace
 
 
-def trace_training(model: nn.Module, example_input: Any, tracer: Tracer) -> None:
+def follow(tracer: Tracer, model: nn.Module, example_input: Any) -> None:
+    """One run, and what it returns stays."""
+    example_input = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, example_input)
+    for t in tree_leaves(example_input):
+        if isinstance(t, Tensor):
+            tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
+    with whole_operators(model), tracer:
+        output = call(model, example_input)
+    for t in leaves(output):
+        tracer.pin(tracer.of(t), RETURNED)
+
+
+def trace_training(tracer: Tracer, model: nn.Module, example_input: Any) -> None:
     """Training may use more than evaluation does (auxiliary heads), and return more: that run ties and pins it too.
 
-    Twice the example, since batch norm refuses to train on one value; of a model that cannot run so nothing is known.
+    On twice the example if need be, since batch norm refuses to train on one value. Of a model that cannot run so
+    nothing is known.
     """
     tracer.first = False
     double = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, example_input)
-    for t in tree_leaves(double):
-        if isinstance(t, Tensor):
-            tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
-    try:
-        with whole_operators(model), tracer:
-            output = call(model.train(), double)
-    except Exception:
-        return
-    for t in leaves(output):
-        tracer.pin(tracer.of(t), RETURNED)
+    for example in (example_input, double):
+        with suppress(Exception):
+            follow(tracer, model.train(), example)
+            return
 
 
 def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:
