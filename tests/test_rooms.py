@@ -13,6 +13,7 @@ ORDER = [
     "errors",
     "schedule",
     "running",
+    "counting",
     "trace",
     "motion",
     "rules",

@@ -74,7 +74,8 @@ class Groups:
     `grouped`: for each grouped convolution or group norm (by its weight) the units of the channels it takes in, from
     which its new number of groups follows. `norms`: the batch norm (by its running mean) that takes in a layer's output
     directly; `biases`: each layer's own bias. `positions`: how often one forward uses each weight of a layer. `order`:
-    all layers, prunable or not. `stays`: those of them that lose nothing in any case, and why.
+    all layers, prunable or not. `stays`: those of them that lose nothing in any case, and why. `work`: MACs of layers
+    whose weights are never cut, and the units of the channels that they make.
     """
 
     layers: tuple[Layer, ...]
@@ -86,6 +87,7 @@ class Groups:
     order: tuple[str, ...]
     granularity: Granularity
     stays: dict[str, str] = field(default_factory=dict)
+    work: tuple[tuple[int, Tensor], ...] = ()
 
     @property
     def units(self) -> int:
@@ -115,7 +117,8 @@ class Groups:
         losing = {layer_name(s.tensor) for s in slices if s.role == "filter"}
         whole = {name: self.stays.get(name) or names.get(name, TIED) for name in self.order if name not in losing}
         grouped = {name: renumber[units] for name, units in self.grouped.items()}
-        return replace(self, layers=tuple(layers), slices=slices, grouped=grouped, stays=whole)
+        work = tuple((macs, renumber[units]) for macs, units in self.work)
+        return replace(self, layers=tuple(layers), slices=slices, grouped=grouped, stays=whole, work=work)
 
 
 def by_reason(stays: Mapping[str, str]) -> dict[str, list[str]]:
@@ -156,8 +159,10 @@ def build(
     input (`stem=True` lets them go: the user's ratios speak of them).
     """
     found = trace(model, example_input)
-    if not found.operations:
+    if not (found.operations or found.work):
         raise GrowpruneError("the model has no convolution or linear layer that its forward uses")
+    if not found.operations:  # only such as nothing cuts
+        return Groups((), (), {}, {}, {}, {}, (), granularity)
     untouched = ignored(model, ignore)
     if granularity == "weight":
         return weights(model, found, untouched)
@@ -283,6 +288,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         order=tuple(layer_name(tensor) for tensor, _ in first_uses(found)),
         granularity="filter",
         stays=whole,
+        work=tuple((each.macs, unit_of[classes[each.labels]]) for each in found.work),
     )
 
 

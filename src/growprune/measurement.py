@@ -3,12 +3,12 @@
 Stands beside the flow: before pruning to plan a speed-up, after `compact` to report the one reached. A
 measured model comes back as it was: train/eval modes, buffers and gradients.
 
-MACs are those of convolutions and linear layers, for the example as given: use a batch of one for the usual
-count per image. `Measurement.uncounted` lists every other operator that computed something, so that the
-reader sees what is left out. A zero weight still counts: MACs fall when filters are removed, not when masked.
+MACs are those of layers (convolutions; linear, bilinear and recurrent layers; other products with a parameter, see
+`counting`), for the example as given: use a batch of one for the usual count per image. `Measurement.uncounted`
+lists every other operator that computed something, so that the reader sees what is left out. A zero weight still
+counts: MACs fall when filters are removed, not when masked.
 """
 
-import math
 import statistics
 import time
 from collections import Counter
@@ -24,10 +24,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from growprune.counting import Macs, operator
 from growprune.errors import GrowpruneError
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Measurement:
 
     Attributes:
         params: number of parameters; a shared one counts once.
-        macs: multiply-accumulates of convolutions and linear layers.
+        macs: multiply-accumulates of layers.
         per_layer: the same MACs by the name of the module that ran them, in the order first run.
         uncounted: operators that did arithmetic and are not in `macs`, with the times they ran.
     """
@@ -104,26 +104,6 @@ def latency(model: nn.Module, example_input: Example, *, repeats: int = 30, warm
         return statistics.median(clock(lambda: _call(model, example_input)) for _ in range(repeats))
 
 
-def _convolution_macs(out: Tensor, args: tuple[Any, ...]) -> int:
-    """Each output element sums over one filter; transposed, each input element is spread over one.
-
-    The weight is (out, in/groups, *kernel), transposed (in, out/groups, *kernel): its shape knows the groups.
-    """
-    x, weight, transposed = args[0], args[1], args[6]
-    per_element: int = math.prod(weight.shape[1:])
-    return int((x if transposed else out).numel()) * per_element
-
-
-def _linear_macs(out: Tensor, args: tuple[Any, ...]) -> int:
-    return out.numel() * int(args[1].shape[-1])
-
-
-MACS: dict[Any, Callable[[Tensor, tuple[Any, ...]], int]] = {
-    aten.convolution.default: _convolution_macs,
-    aten._convolution.default: _convolution_macs,  # as TorchScript calls it
-    aten.linear.default: _linear_macs,
-}
-
 # Operators that make, move or pick data without computing on it. Views are known by their schema; whatever is
 # neither is listed as uncounted, so one forgotten here costs a line in that list and hides nothing.
 NO_ARITHMETIC = frozenset(
@@ -140,13 +120,14 @@ NO_ARITHMETIC = frozenset(
 
 
 class _Counter(TorchDispatchMode):
-    """Sees every operator of a forward pass; takes composed ones apart and counts the rest by `MACS`."""
+    """Sees every operator of a forward pass; counts layers, takes composed operators apart and lists the rest."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, names: dict[nn.Module, str]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.names = names
+        self.names = {module: name for name, module in model.named_modules()}
+        self.layers = Macs(model)
         self.running: list[str] = [""]
         self.macs: Counter[str] = Counter()
         self.uncounted: Counter[str] = Counter()
@@ -155,7 +136,7 @@ class _Counter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        formula = MACS.get(func)
+        formula = self.layers.formula(func, args)
         if formula is None and isinstance(func, torch._ops.OpOverload):
             with self:
                 parts = func.decompose(*args, **kwargs)
@@ -164,8 +145,9 @@ class _Counter(TorchDispatchMode):
         out = func(*args, **kwargs)
         if formula is not None:
             self.macs[self.running[-1]] += formula(out, args)
-        elif not (getattr(func, "is_view", False) or _name(func) in NO_ARITHMETIC):
-            self.uncounted[_name(func)] += 1
+        elif not (getattr(func, "is_view", False) or operator(func) in NO_ARITHMETIC):
+            self.uncounted[operator(func)] += 1
+        self.layers.follow(func, args, kwargs, out)
         return out
 
     def enter(self, module: nn.Module, args: Any) -> None:
@@ -177,11 +159,6 @@ class _Counter(TorchDispatchMode):
             self.running.pop()
 
 
-def _name(func: Any) -> str:
-    """`add` for aten::add_.Tensor, `package::name` for an operator from elsewhere."""
-    return str(func.name()).partition(".")[0].removeprefix("aten::").rstrip("_")
-
-
 @contextmanager
 def _counting(model: nn.Module) -> Iterator[_Counter]:
     """Count what runs inside, by module.
@@ -191,7 +168,7 @@ def _counting(model: nn.Module) -> Iterator[_Counter]:
     tensors would keep inference tensors, and could not be trained any more.) The fused path of
     nn.MultiheadAttention is off, because it hides the linear layers inside.
     """
-    counter = _Counter({module: name for name, module in model.named_modules()})
+    counter = _Counter(model)
     fused_attention = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused_attention)

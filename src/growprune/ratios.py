@@ -290,10 +290,10 @@ def prunable(name: str, groups: Groups) -> Layer:
 
 
 class Cost:
-    """MACs of convolutions and linear layers as a function of how many units each layer loses.
+    """The MACs that `measure` counts as a function of how many units each layer loses.
 
     A weight is used `positions` times a forward, so a layer costs positions × its number of weights, and each unit that
-    goes takes its share of rows and columns away.
+    goes takes its share of rows and columns away; of other work, its share of what that makes.
     """
 
     def __init__(self, groups: Groups, sizes: Mapping[str, torch.Size]) -> None:
@@ -309,11 +309,16 @@ class Cost:
             if s.tensor in row and s.dim is not None:
                 owned = layer_of[s.units[s.units >= 0]]
                 self.lost[s.dim][row[s.tensor]] += torch.bincount(owned, minlength=len(widths)) / widths
+        self.work = torch.tensor([macs for macs, _ in groups.work], dtype=torch.double)
+        self.cut = torch.zeros(len(groups.work), len(groups.layers), dtype=torch.double)
+        for i, (_, units) in enumerate(groups.work):
+            owned = layer_of[units[units >= 0]]
+            self.cut[i] = torch.bincount(owned, minlength=len(widths)) / widths / len(units)
 
     def __call__(self, lost: Tensor) -> float:
         """MACs left when layer l loses lost[l] units."""
         rows, columns = (side - share @ lost for side, share in zip(self.sides, self.lost, strict=True))
-        return float((self.fixed * rows * columns).sum())
+        return float((self.fixed * rows * columns).sum() + (self.work * (1 - self.cut @ lost)).sum())
 
 
 def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int]:

@@ -37,7 +37,7 @@ from growprune.motion import (
     unpool,
     within,
 )
-from growprune.trace import FIXED, INPUT, NONE, Operation, Role, Rule, Tracer, varying
+from growprune.trace import FIXED, INPUT, NONE, Role, Rule, Tracer, varying
 
 # -- layers: they read channels and make new ones -----------------------------------------------------------------
 
@@ -59,8 +59,7 @@ def convolution(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tens
         tracer.tie(tracer.dimension(name, weight, read_dim, "read"), read)
     else:
         grouped_convolution(tracer, name, weight, read, made, groups)
-    positions = out.numel() // out.shape[dim] if not transposed else x.numel() // x.shape[dim]
-    finish_layer(tracer, name, bias, made, positions, bool((read == INPUT).any()))
+    finish_layer(tracer, name, weight, bias, made, bool((read == INPUT).any()))
     tracer.mark(out, along(made, dim, out.dim()))
     out._made_by = name  # type: ignore[attr-defined]
 
@@ -94,14 +93,13 @@ def linear(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -
     read = tracer.channels(x, x.dim() - 1)
     made = tracer.dimension(name, weight, made_dim, "filter")
     tracer.tie(tracer.dimension(name, weight, read_dim, "read"), read)
-    finish_layer(tracer, name, bias, made, x.numel() // max(1, x.shape[-1]), bool((read == INPUT).any()))
+    finish_layer(tracer, name, weight, bias, made, bool((read == INPUT).any()))
     tracer.mark(out, along(made, out.dim() - 1, out.dim()))
     out._made_by = name  # type: ignore[attr-defined]
 
 
-def finish_layer(tracer: Tracer, name: str, bias: Tensor | None, made: Tensor, positions: int, stem: bool) -> None:
-    if tracer.first:
-        tracer.trace.operations.append(Operation(name, positions, stem))
+def finish_layer(tracer: Tracer, name: str, weight: Tensor, bias: Tensor | None, made: Tensor, stem: bool) -> None:
+    tracer.operation(name, weight, stem)
     if bias is not None:
         ride(tracer, bias, made, "shift")
         tracer.trace.biases[name] = tracer.name(bias) or ""
@@ -117,15 +115,19 @@ def ride(tracer: Tracer, t: Tensor | None, labels: Tensor, role: Role) -> None:
 
 
 def contraction(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
-    """A product of two activations: the columns of the second pass through, everything else stays."""
+    """A product of two activations: the columns of the second pass through, everything else stays.
+
+    A vector has none, nor has what linear() takes as its weight, whose rows it makes.
+    """
     tensors = [t for t in args if isinstance(t, Tensor)]
     last = tensors[-1]
     labels = tracer.of(last)
     for t in tensors[:-1]:
         tracer.pin(tracer.of(t))
-    if varying(labels) and varying(labels) != [last.dim() - 1]:
+    columns = last.dim() > 1 and func._overloadpacket.__name__ != "linear"
+    passing = columns and varying(labels) == [last.dim() - 1]
+    if varying(labels) and not passing:
         tracer.pin(labels)
-    passing = varying(labels) == [last.dim() - 1]
     tracer.mark(out, along(labels.flatten(), out.dim() - 1, out.dim()) if passing else blank(out, NONE))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from growprune.counting import Macs
 from growprune.running import tensors
 
 NONE, FIXED, INPUT = 0, 1, 2
@@ -32,11 +33,21 @@ or rides along."""
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of a convolution or linear layer: the weight, and how often each weight is used."""
+    """One call of a convolution or linear layer: the weight, and how often each weight is used (0 times if what is done
+    with it does not count as a layer's work)."""
 
     weight: str
     positions: int
     reads_input: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """MACs of a layer that no `Operation` tells of, since nothing cuts its weights; and the labels of what it makes: if
+    it mixes positions, the channels that it takes in."""
+
+    macs: int
+    labels: Tensor
 
 
 @dataclass
@@ -54,6 +65,7 @@ class Trace:
     additions: list[Tensor] = field(default_factory=list)
     streams: list[tuple[Tensor, tuple[int, ...]]] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
     grouped: dict[str, Tensor] = field(default_factory=dict)
     biases: dict[str, str] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
@@ -134,6 +146,9 @@ class Tracer(TorchDispatchMode):
         self.rules = rules
         self.first = True  # a second run, in training mode, only ties what it meets
         self.operator = ""  # the one whose rule is at work
+        self.macs = 0  # of it, if it is a layer
+        self.noted = 0  # MACs so far, in operations and work
+        self.layers = Macs(model)
         self.names = {id(t): name for name, t in tensors(model).items()}
         self.copies: list[Tensor] = []  # of parameters: kept, so that no other tensor comes by their ids
 
@@ -141,17 +156,35 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        rule = self.rules(func)
+        rule, formula, noted = self.rules(func), self.layers.formula(func, args), self.noted
         if rule is None and func._can_decompose():
             with self:
-                return func.decompose(*args, **kwargs)
-        out = func(*args, **kwargs)
-        self.operator = func.name()
-        try:
-            (rule or Tracer.give_up)(self, func, args, kwargs, out)
-        except Exception:  # it met what it was not written for: as good as none
-            self.give_up(func, args, kwargs, out)
+                out = func.decompose(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
+            self.operator, self.macs = func.name(), formula(out, args) if formula else 0
+            try:
+                (rule or Tracer.give_up)(self, func, args, kwargs, out)
+            except Exception:  # it met what it was not written for: as good as none
+                self.give_up(func, args, kwargs, out)
+        self.layers.follow(func, args, kwargs, out)
+        if formula and self.first:
+            self.note(formula(out, args) - (self.noted - noted), out)
         return out
+
+    def note(self, macs: int, out: Any) -> None:
+        """What no operation told of this layer, nor of the parts it was taken into."""
+        if macs:
+            made = next(t for t in tree_leaves(out) if isinstance(t, Tensor))
+            self.trace.work.append(Work(macs, self.of(made).flatten()))
+            self.noted += macs
+
+    def operation(self, name: str, weight: Tensor, reads_input: bool) -> None:
+        """The layer at work uses each of its weights as often as its MACs say."""
+        if self.first:
+            positions = self.macs // max(1, weight.numel())
+            self.trace.operations.append(Operation(name, positions, reads_input))
+            self.noted += positions * weight.numel()
 
     def give_up(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """No rule: whatever this operator touches stays."""
