@@ -223,6 +223,32 @@ def test_the_linear_layer_of_gpt_2_knows_its_new_width() -> None:
     assert pruner.skipped == {}
 
 
+@pytest.mark.parametrize("both", [False, True], ids=["one way", "both ways"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_what_a_recurrent_layer_takes_in_goes(kind: type[nn.RNNBase], both: bool) -> None:
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(6, 32), nn.Linear(32, 32), nn.Linear(8 * (1 + both), 2)
+            self.read = kind(32, 8, 2, batch_first=True, bidirectional=both)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.read(torch.relu(self.b(torch.relu(self.a(x)))))[0][:, -1])  # type: ignore[no-any-return]
+
+    model, x = Read(), torch.randn(2, 5, 6)
+    pruner = gp.Pruner(model, x, gp.OneShot())
+    assert ([layer.name for layer in pruner.groups.layers], pruner.skipped) == (["b"], {})
+    agree(model, pruner, torch.randn(3, 7, 6))
+    small = pruner.compact()
+    assert (small.read.input_size, small.read.weight_ih_l0.shape[1], small.read.weight_ih_l1.shape[1]) == (
+        16, 16, 8 * (1 + both),
+    )  # fmt: skip
+    assert len(small.read.all_weights[0][0]) == len(model.read.all_weights[0][0])
+    small(x).sum().backward()
+    fast = gp.Pruner(model, x, gp.OneShot(), ratios=gp.Speedup(1.2)).compact()
+    assert gp.speedup(gp.measure(model, x), gp.measure(fast, x)) == pytest.approx(1.2, rel=0.03)
+
+
 def test_flattening_what_is_flat_is_nothing() -> None:
     net = nn.Sequential(
         nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 2)

@@ -107,6 +107,10 @@ def refit(module: nn.Module) -> None:
         module.num_parameters = len(module.weight)
     elif isinstance(module, nn.Embedding):
         module.embedding_dim = module.weight.shape[1]
+    elif isinstance(module, nn.RNNBase):
+        first = module._parameters["weight_ih_l0"]
+        assert first is not None
+        module.input_size = first.shape[1]
     elif type(module).__name__ == "Conv1D" and weight is not None:  # transformers' linear layer, the other way round
         vars(module).update(zip(("nx", "nf"), weight.shape, strict=True))
 

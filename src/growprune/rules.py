@@ -144,6 +144,20 @@ def attention(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -
     tracer.mark(result, labels)
 
 
+def recurrent(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:
+    """An LSTM and its kin as a whole: what its first layer takes in may go, all else stays."""
+    x, ways = args[0], 1 + argument(func, args, kwargs, "bidirectional")
+    weights = argument(func, args, kwargs, "params")
+    first = weights[:: len(weights) // (ways * argument(func, args, kwargs, "num_layers"))][:ways]
+    names = [tracer.name(weight) for weight in first]
+    tracer.give_up(func, [args[1], *((None in names and (x, weights)) or ())], {}, out)
+    if None not in names:
+        read = tracer.channels(x, x.dim() - 1)
+        for name, weight in zip(names, first, strict=True):
+            tracer.tie(tracer.dimension(str(name), weight, 1, "read"), read)
+            tracer.work(x.numel() // max(1, len(read)) * weight.numel(), read)
+
+
 def embedding(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     name = tracer.name(args[0])
     if name is None:
@@ -228,6 +242,7 @@ def table() -> dict[str, Rule]:
         ),
         (pointwise, "hardswish mish log_sigmoid rrelu rrelu_with_noise"),  # PyTorch does not mark these
         (prelu, "prelu"),
+        (recurrent, "lstm gru rnn_tanh rnn_relu"),
         (chunk, "chunk"),
         (glu, "glu"),
         (concatenate, "cat concat concatenate"),

@@ -176,7 +176,11 @@ class Tracer(TorchDispatchMode):
         """What no operation told of this layer, nor of the parts it was taken into."""
         if macs:
             made = next(t for t in tree_leaves(out) if isinstance(t, Tensor))
-            self.trace.work.append(Work(macs, self.of(made).flatten()))
+            self.work(macs, self.of(made).flatten())
+
+    def work(self, macs: int, labels: Tensor) -> None:
+        if self.first:
+            self.trace.work.append(Work(macs, labels))
             self.noted += macs
 
     def operation(self, name: str, weight: Tensor, reads_input: bool) -> None:
