@@ -149,13 +149,15 @@ def recurrent(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -
     x, ways = args[0], 1 + argument(func, args, kwargs, "bidirectional")
     weights = argument(func, args, kwargs, "params")
     first = weights[:: len(weights) // (ways * argument(func, args, kwargs, "num_layers"))][:ways]
-    names = [tracer.name(weight) for weight in first]
-    tracer.give_up(func, [args[1], *((None in names and (x, weights)) or ())], {}, out)
-    if None not in names:
-        read = tracer.channels(x, x.dim() - 1)
-        for name, weight in zip(names, first, strict=True):
-            tracer.tie(tracer.dimension(str(name), weight, 1, "read"), read)
-            tracer.work(x.numel() // max(1, len(read)) * weight.numel(), read)
+    names = [name for weight in first if (name := tracer.name(weight)) is not None]
+    if len(names) < len(first):
+        tracer.give_up(func, args, kwargs, out)
+        return
+    tracer.give_up(func, args[1:2], {}, out)  # the state that it begins with, and what it makes
+    read = tracer.channels(x, x.dim() - 1)
+    for name, weight in zip(names, first, strict=True):
+        tracer.tie(tracer.dimension(name, weight, 1, "read"), read)
+        tracer.work(x.numel() // max(1, len(read)) * weight.numel(), read)
 
 
 def embedding(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
