@@ -249,6 +249,22 @@ def test_what_a_recurrent_layer_takes_in_goes(kind: type[nn.RNNBase], both: bool
     assert gp.speedup(gp.measure(model, x), gp.measure(fast, x)) == pytest.approx(1.2, rel=0.03)
 
 
+def test_the_state_that_a_recurrent_layer_begins_with_stays() -> None:
+    class Begun(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.begin, self.b = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 8)
+            self.read, self.out = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.a(x)
+            return self.out(self.read(self.b(x), self.begin(x[:, 0])[None])[0])  # type: ignore[no-any-return]
+
+    pruner = gp.Pruner(Begun(), torch.randn(2, 5, 6), gp.OneShot())
+    assert pruner.stays["begin"] == "gru() needs all of its channels"
+    assert pruner.compact().read.input_size == 4
+
+
 def test_flattening_what_is_flat_is_nothing() -> None:
     net = nn.Sequential(
         nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 2)
