@@ -1,6 +1,7 @@
 """Removal: the small network is the masked one, of the user's own class, and its optimizer goes on."""
 
 import copy
+import functools
 import io
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
@@ -351,6 +352,83 @@ def test_a_hooks_keepsakes_can_be_trained_on() -> None:
     model.conv2.register_forward_hook(lambda module, args, out: kept.update(out=out))
     gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact()
     assert not any(t.is_inference() for t in kept.values())
+
+
+class Fed(Owned):
+    """A hook keeps a layer's output in the model, and the forward reads it there."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        kept = self.kept = {}
+        conv2, self.probe = self.conv2, nn.Linear(8, 4)
+        hooks: dict[str, Callable[..., None]] = {
+            "dict": lambda module, args, out: kept.update(out=out),
+            "default": lambda module, args, out, into=kept: into.update(out=out),
+            "keyword": lambda module, args, out, *, into=kept: into.update(out=out),
+            "partial": functools.partial(self.keep, kept),
+            "model": lambda module, args, out: self.kept.update(out=out),
+            "method": lambda module, args, out, keep=self.own: keep(out),
+            "layer": lambda module, args, out: setattr(conv2, "kept", out),
+        }
+        inner = hooks.get(way, hooks["dict"])
+        hooks["inner"] = lambda module, args, out: inner(module, args, out)
+        self.conv2.register_forward_hook(hooks[way])
+
+    @staticmethod
+    def keep(into: dict[str, Tensor], module: nn.Module, args: Any, out: Tensor) -> None:
+        into.update(out=out)
+
+    def own(self, out: Tensor) -> None:
+        self.kept.update(out=out)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = super().forward(x, scale)
+        return x + self.probe((self.kept["out"] if self.kept else self.conv2.kept).mean((2, 3)))
+
+
+@pytest.mark.parametrize("way", ["dict", "default", "keyword", "partial", "model", "method", "layer", "inner"])
+def test_a_hook_that_holds_a_part_of_the_model_holds_the_copys(way: str) -> None:
+    model = Fed(way).eval()
+    model(IMAGE)
+    before = [id(model.kept.get("out")), id(vars(model.conv2).get("kept"))]
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact(fold=False)
+    assert small.conv2.out_channels == 4
+    assert [id(model.kept.get("out")), id(vars(model.conv2).get("kept"))] == before
+    image = torch.randn_like(IMAGE)
+    fed = small.conv2(F.relu(small.norm1(small.conv1(image - small.mean)))).mean((2, 3))
+    expected = Owned.forward(small, image) + small.probe(fed)
+    model(torch.zeros_like(IMAGE))
+    assert torch.allclose(small(image), expected, atol=1e-6)
+
+
+def test_a_forward_put_in_its_classs_place_runs_the_copys_layers() -> None:
+    model = owned()
+    inner = model.forward
+    model.forward = lambda x: 2 * inner(x)
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact(fold=False)
+    assert small.conv2.out_channels == 4
+    assert torch.equal(small(IMAGE), 2 * type(small).forward(small, IMAGE))
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_what_a_hook_holds_of_the_users_stays_the_users(bound: bool) -> None:
+    """What it counts too: such a variable is the same one in the copy's hook."""
+    model, seen, runs = owned(), [], 0
+
+    def watch(into: list[int], module: nn.Module, args: Any, out: Tensor) -> None:
+        nonlocal runs
+        runs += 1
+        into.append(out.shape[1])
+
+    hook = functools.partial(watch, seen) if bound else lambda *args: watch(seen, *args)
+    model.conv2.register_forward_hook(hook)
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact()
+    seen.clear()
+    runs = 0
+    small(IMAGE)
+    model(IMAGE)
+    assert seen == [4, 8]
+    assert runs == 2
 
 
 def test_a_model_that_keeps_an_activation_can_be_pruned() -> None:
