@@ -542,6 +542,30 @@ def test_example_in_any_form(given_as: Callable[[Tensor], Any]) -> None:
     assert small.conv2.out_channels == 4
 
 
+def linear_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def normed_convolutions() -> nn.Module:
+    norms = nn.InstanceNorm1d(8), nn.InstanceNorm1d(6)
+    return nn.Sequential(nn.Conv1d(3, 8, 3), norms[0], nn.Tanh(), nn.Conv1d(8, 6, 3), norms[1], nn.Conv1d(6, 2, 3))
+
+
+@pytest.mark.parametrize(("make", "shape"), [(linear_layers, (3,)), (normed_convolutions, (3, 12))])
+def test_an_example_without_a_batch(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, one = make(), torch.randn(shape)
+    small = gp.Pruner(model, one, schedule=gp.OneShot()).compact()
+    alike = gp.Pruner(model, one[None], schedule=gp.OneShot()).compact()
+    assert [t.shape for t in small.parameters()] != [t.shape for t in model.parameters()]
+    assert torch.allclose(small(one), alike(one[None])[0], atol=1e-6)
+
+
+def test_an_example_with_an_empty_batch_folds_nothing() -> None:
+    small = gp.Pruner(linear_layers(), torch.empty(0, 3), schedule=gp.OneShot()).compact()
+    assert bool(torch.isfinite(small(torch.ones(1, 3))).all())
+
+
 def test_a_small_network_can_be_pruned_again() -> None:
     first = gp.Pruner(owned(), IMAGE, schedule=gp.OneShot()).compact()
     second = gp.Pruner(first, IMAGE, schedule=gp.OneShot()).compact()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from growprune.compact import cut
 from growprune.errors import GrowpruneError, line
@@ -70,7 +71,8 @@ def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
 def widen(norm: Any, args: Any) -> None:
     """A norm without tensors (InstanceNorm as it comes) learns its width from what it meets."""
     if norm.weight is None and norm.running_mean is None and args:
-        norm.num_features = args[0].shape[1]
+        single = isinstance(norm, _InstanceNorm) and args[0].dim() == norm._get_no_batch_dim()
+        norm.num_features = args[0].shape[0 if single else 1]
 
 
 def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any) -> None:
