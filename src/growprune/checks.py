@@ -102,13 +102,35 @@ def unheld(model: nn.Module) -> None:
 
 
 def trainable(model: nn.Module, names: Iterable[str]) -> None:
-    parameters = dict(model.named_parameters())
-    for name in names:
-        if not parameters[name].requires_grad:
-            raise GrowpruneError(
-                f"'{name}' is frozen (requires_grad=False), so no penalty can push it: "
-                f"unfreeze it, or name '{owner(name)}' in ignore="
-            )
+    """All that cannot be pushed at once, in as few names as will do in ignore=."""
+    own = dict(model.named_parameters())
+    frozen = [name for name in names if not own[name].requires_grad]
+    training = [name for name, p in own.items() if p.requires_grad]
+    parts = list(dict.fromkeys(frozen_part(name, training) for name in frozen))
+    if frozen and not training:
+        raise GrowpruneError("the whole model is frozen (requires_grad=False), so no penalty can push it: unfreeze it")
+    if len(frozen) == 1:
+        raise GrowpruneError(
+            f"'{frozen[0]}' is frozen (requires_grad=False), so no penalty can push it: unfreeze it, or ignore={parts}"
+        )
+    if frozen:
+        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+        raise GrowpruneError(
+            f"{len(frozen)} tensors are frozen (requires_grad=False), so no penalty can push them: unfreeze them, or "
+            f"ignore={parts[:3]}{more}"
+        )
+
+
+def frozen_part(name: str, training: Iterable[str]) -> str:
+    """The largest module around a frozen parameter in which nothing trains, or the one that it hangs on.
+
+    >>> frozen_part("body.layer1.conv.weight", ["body.layer2.conv.weight"]), frozen_part("a.weight", ["a.bias"])
+    ('body.layer1', 'a')
+    """
+    part = owner(name) or name
+    while (around := owner(part)) and not any(other.startswith(f"{around}.") for other in training):
+        part = around
+    return part
 
 
 def optimizer(given: Any) -> None:
