@@ -192,6 +192,45 @@ def test_a_width_in_the_code_is_found_by_trial() -> None:
     pruner.compact()
 
 
+class Counting(nn.Module):
+    """Its forward counts channels, and what comes after starts at zero: a head, the norm that ends a block, a gate."""
+
+    def __init__(self, zero: str) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.norm, self.head, self.gate = nn.BatchNorm2d(8), nn.Linear(8, 2), nn.Parameter(torch.ones(()))
+        nn.init.zeros_(self.get_parameter(zero))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.a(x))
+        inner = torch.relu(self.b(x))
+        x = x + self.gate * self.norm(self.c(inner / inner.shape[1] ** 0.5))
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("zero", ["head.weight", "norm.weight", "gate"])
+def test_a_width_in_the_code_is_found_before_what_starts_at_zero_has_moved(zero: str) -> None:
+    torch.manual_seed(0)
+    model, x = Counting(zero).eval(), torch.randn(2, 3, 8, 8)
+    with pytest.warns(UserWarning, match=r"1 layers stay.*'b'"):
+        pruner = gp.Pruner(model, x, coupled=True)
+    assert list(pruner.skipped) == ["b"]
+    assert not bool(model.get_parameter(zero).any())
+
+
+class Wide(Counting):
+    """One filter less is fine with it, half of them less is not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.b(torch.relu(self.a(x)))
+        return self.head(self.c(inner * (1 if inner.shape[1] > 5 else 2)).mean((2, 3)))
+
+
+def test_a_plan_is_tried_before_what_starts_at_zero_has_moved() -> None:
+    with pytest.raises(gp.GrowpruneError, match="strays"):
+        gp.Pruner(Wide("head.weight").eval(), torch.randn(2, 3, 8, 8))
+
+
 class Everything(nn.Module):
     """A layer for each reason to stay whole, and two that lose filters."""
 

@@ -6,6 +6,7 @@ the start one unit of every layer is cut on trial, and at the end the smaller ne
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -90,6 +91,24 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
         )
 
 
+@torch.no_grad()
+def stirred(model: nn.Module, groups: Groups) -> nn.Module:
+    """The model for a trial at the start: what goes into a head, a norm or a gate that starts at zero would not show.
+
+    In a copy, every parameter that is all zeros is some positive number of usual size; what is only added stays zero.
+    """
+    added = {*groups.biases.values(), *(s.tensor for s in groups.of_role("shift"))}
+    zeros = [name for name, p in model.named_parameters() if name not in added and not bool(p.any())]
+    if not zeros:
+        return model
+    trial, generator = copied(model), torch.Generator().manual_seed(0)
+    own = dict(trial.named_parameters())
+    for name in zeros:
+        fan_in = math.prod(own[name].shape[1:])
+        own[name].copy_(torch.rand(own[name].shape, generator=generator) / max(1, fan_in) ** 0.5)
+    return trial
+
+
 def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str, str]:
     """Layers whose removal the model's own code does not survive, with the reason: tried out, one unit of each.
 
@@ -97,6 +116,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
     """
     if found.granularity == "weight":
         return {}
+    model = stirred(model, found)
 
     def reason(layers: Iterable[Layer]) -> str | None:
         pruned = torch.zeros(found.units, dtype=torch.bool)

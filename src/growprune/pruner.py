@@ -103,8 +103,9 @@ class Pruner:
         if not self._picked:  # any so many
             counts = dict(zip(self.groups.layers, self.counts, strict=True)) if self.counts else {}
             pruned = criteria.least(torch.zeros(self.groups.units, device=pruned.device), counts)
-        small = removal.cut(self.model, self.groups, pruned)
-        proof.prove(self.model, small, self.groups, pruned, self.example_input)
+        model = proof.stirred(self.model, self.groups)
+        small = removal.cut(model, self.groups, pruned)
+        proof.prove(model, small, self.groups, pruned, self.example_input)
 
     def __repr__(self) -> str:
         units, every = int(self._pruned.sum()) if self._picked else "?", self.groups.units
