@@ -3,12 +3,14 @@
 import copy
 import functools
 import io
+import random
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -447,24 +449,61 @@ def test_a_model_that_keeps_an_activation_can_be_pruned() -> None:
     assert model.seen is kept
 
 
-def test_a_forward_left_to_chance_can_be_pruned() -> None:
+CHANCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch": lambda x: F.dropout(x, 0.5, training=True),
+    "numpy": lambda x: x + torch.from_numpy(numpy.random.randn(*x.shape)).to(x),
+    "python": lambda x: x * random.random(),
+}
+
+
+@pytest.mark.parametrize("whose", CHANCE)
+def test_a_forward_left_to_chance_can_be_pruned(whose: str) -> None:
     """Dropout that is on in evaluation too (Monte Carlo): the two runs of a comparison need the same chance."""
 
     class Chance(Owned):
         def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-            return super().forward(F.dropout(x, 0.5, training=True), scale)
+            return super().forward(CHANCE[whose](x), scale)
 
     pruner = gp.Pruner(Chance(), IMAGE, schedule=gp.OneShot())
     assert not pruner.skipped
     assert pruner.compact().conv2.out_channels == 4
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_is_not_the_same_twice_is_told_so(first: bool) -> None:
+    own = random.Random(0)
+
+    class Wandering(Owned):
+        wanders = first
+
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return super().forward(x, scale) + (own.random() if Wandering.wanders else 0.0)
+
+    def prune() -> None:
+        pruner = gp.Pruner(Wandering(), IMAGE, schedule=gp.OneShot())
+        Wandering.wanders = True
+        pruner.compact()
+
+    with pytest.raises(gp.GrowpruneError, match=r"two runs of the model on the example differ by .* to chance"):
+        prune()
+
+
+def test_a_model_that_puts_out_nan_is_told_so() -> None:
+    class Nan(Owned):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return super().forward(x, scale) / 0.0 * 0.0
+
+    with pytest.raises(gp.GrowpruneError, match="puts out NaN"):
+        gp.Pruner(Nan(), IMAGE, schedule=gp.OneShot())
+
+
 def test_the_users_random_numbers_are_left_alone() -> None:
     model = owned()
     torch.manual_seed(0)
-    before = torch.get_rng_state()
+    before = torch.get_rng_state(), random.getstate(), repr(numpy.random.get_state())
     gp.Pruner(model, IMAGE, schedule=gp.OneShot(), criterion="random").compact()
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), repr(numpy.random.get_state())) == before[1:]
 
 
 @pytest.mark.parametrize("way", ["older", "newer", "whole"])

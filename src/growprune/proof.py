@@ -85,9 +85,25 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
             f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
         ) from failure
     if not error <= tolerance(model):
+        steady(model, example_input)
         raise GrowpruneError(
             f"the smaller network strays from the masked one by {error:.1e} of the largest output; "
             "its forward must depend on a width: name that layer in ignore="
+        )
+
+
+def steady(model: nn.Module, example_input: Any) -> None:
+    """Refuse a model whose own output changes from run to run: no layer is to blame for that."""
+    try:
+        error = difference(model, copied(model), example_input)
+    except Exception as failure:
+        raise GrowpruneError(f"a copy of the model fails on the example: {line(failure)}") from failure
+    if math.isnan(error):
+        raise GrowpruneError("the model puts out NaN on the example, so no removal can be proved: give another example")
+    if not error <= tolerance(model):
+        raise GrowpruneError(
+            f"two runs of the model on the example differ by {error:.1e} of the largest output, so no removal can be "
+            "proved: turn off, in evaluation mode, what its forward leaves to chance, or to what it keeps elsewhere"
         )
 
 
@@ -132,6 +148,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
 
     if reason(found.layers) is None:
         return {}
+    steady(model, example_input)
     failing = {layer.name: why for layer in found.layers if (why := reason([layer])) is not None}
     together = reason([layer for layer in found.layers if layer.name not in failing])
     if together is not None:

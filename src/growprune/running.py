@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -63,10 +65,26 @@ def quietly(model: nn.Module) -> Iterator[None]:
     device = next(model.parameters()).device
     cuda = [device.index or 0] if device.type == "cuda" else []
     plain = torch.autocast(device.type, enabled=False)  # casts would hide parameters, and blur comparisons
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda), plain, all_digits():
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), other_generators(), plain, all_digits():
         for generator in [torch.default_generator, *(torch.cuda.default_generators[i] for i in cuda)]:
             generator.manual_seed(0)
         yield
+
+
+@contextmanager
+def other_generators() -> Iterator[None]:
+    """Python's random numbers and numpy's, if that is in use, start anew, and go on afterwards where they were."""
+    numpy: Any = sys.modules.get("numpy")
+    found = random.getstate(), numpy and numpy.random.get_state()
+    random.seed(0)
+    if numpy:
+        numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(found[0])
+        if numpy:
+            numpy.random.set_state(found[1])
 
 
 @contextmanager
