@@ -94,8 +94,10 @@ class Pruner:
         if self.schedule.total_steps:
             checks.trainable(self.model, [p.name for p in self._factors.parameters])
         self._refresh()
-        if self.schedule.total_steps and self.groups.granularity == "filter":
-            self._try_plan()
+        if granularity == "filter":
+            checks.reached(self.model, self.groups, self._losing)
+            if self.schedule.total_steps:
+                self._try_plan()
 
     def _try_plan(self) -> None:
         """Cut as many units as the plan says, on trial: better refused now than after the last step."""
