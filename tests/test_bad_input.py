@@ -405,6 +405,28 @@ def test_frozen_parameters(granularity: str) -> None:
     gp.Pruner(model, X)  # not one that goes
 
 
+def backbone(blocks: int) -> nn.Module:
+    """A stem, blocks of two convolutions, and a head."""
+    pairs = [nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1)) for _ in range(blocks)]
+    return nn.Sequential(nn.Conv2d(2, 4, 1), nn.Sequential(*pairs), nn.Conv2d(4, 2, 1))
+
+
+def test_frozen_parameters_are_named_all_at_once() -> None:
+    model = backbone(3)
+    model[1].requires_grad_(False)
+    refused("6 tensors are frozen", "ignore=['1']", model=model)
+    model[1][2].requires_grad_(True)
+    refused("4 tensors are frozen", "ignore=['1.0', '1.1']", model=model)
+    left = gp.Pruner(model, X, ignore=["1.0", "1.1"])
+    assert list(left.masks()) == ["1.2.0", "1.2.2"]
+    many = backbone(6)
+    for block in many[1]:
+        block[0].requires_grad_(False)
+    refused("ignore=['1.0.0', '1.1.0', '1.2.0'] and 3 more", model=many)
+    refused("the whole model is frozen", model=backbone(1).requires_grad_(False))
+    assert gp.Pruner(many, X, schedule=gp.OneShot()).compact()[1][0][0].out_channels == 2
+
+
 def test_removal_before_gReg2_has_picked() -> None:  # noqa: N802 (that is its name)
     model = Net()
     before = snapshot(model)

@@ -1,13 +1,16 @@
 """Removal: the small network is the masked one, of the user's own class, and its optimizer goes on."""
 
 import copy
+import functools
 import io
+import random
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -353,6 +356,83 @@ def test_a_hooks_keepsakes_can_be_trained_on() -> None:
     assert not any(t.is_inference() for t in kept.values())
 
 
+class Fed(Owned):
+    """A hook keeps a layer's output in the model, and the forward reads it there."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        kept = self.kept = {}
+        conv2, self.probe = self.conv2, nn.Linear(8, 4)
+        hooks: dict[str, Callable[..., None]] = {
+            "dict": lambda module, args, out: kept.update(out=out),
+            "default": lambda module, args, out, into=kept: into.update(out=out),
+            "keyword": lambda module, args, out, *, into=kept: into.update(out=out),
+            "partial": functools.partial(self.keep, kept),
+            "model": lambda module, args, out: self.kept.update(out=out),
+            "method": lambda module, args, out, keep=self.own: keep(out),
+            "layer": lambda module, args, out: setattr(conv2, "kept", out),
+        }
+        inner = hooks.get(way, hooks["dict"])
+        hooks["inner"] = lambda module, args, out: inner(module, args, out)
+        self.conv2.register_forward_hook(hooks[way])
+
+    @staticmethod
+    def keep(into: dict[str, Tensor], module: nn.Module, args: Any, out: Tensor) -> None:
+        into.update(out=out)
+
+    def own(self, out: Tensor) -> None:
+        self.kept.update(out=out)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = super().forward(x, scale)
+        return x + self.probe((self.kept["out"] if self.kept else self.conv2.kept).mean((2, 3)))
+
+
+@pytest.mark.parametrize("way", ["dict", "default", "keyword", "partial", "model", "method", "layer", "inner"])
+def test_a_hook_that_holds_a_part_of_the_model_holds_the_copys(way: str) -> None:
+    model = Fed(way).eval()
+    model(IMAGE)
+    before = [id(model.kept.get("out")), id(vars(model.conv2).get("kept"))]
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact(fold=False)
+    assert small.conv2.out_channels == 4
+    assert [id(model.kept.get("out")), id(vars(model.conv2).get("kept"))] == before
+    image = torch.randn_like(IMAGE)
+    fed = small.conv2(F.relu(small.norm1(small.conv1(image - small.mean)))).mean((2, 3))
+    expected = Owned.forward(small, image) + small.probe(fed)
+    model(torch.zeros_like(IMAGE))
+    assert torch.allclose(small(image), expected, atol=1e-6)
+
+
+def test_a_forward_put_in_its_classs_place_runs_the_copys_layers() -> None:
+    model = owned()
+    inner = model.forward
+    model.forward = lambda x: 2 * inner(x)
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact(fold=False)
+    assert small.conv2.out_channels == 4
+    assert torch.equal(small(IMAGE), 2 * type(small).forward(small, IMAGE))
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_what_a_hook_holds_of_the_users_stays_the_users(bound: bool) -> None:
+    """What it counts too: such a variable is the same one in the copy's hook."""
+    model, seen, runs = owned(), [], 0
+
+    def watch(into: list[int], module: nn.Module, args: Any, out: Tensor) -> None:
+        nonlocal runs
+        runs += 1
+        into.append(out.shape[1])
+
+    hook = functools.partial(watch, seen) if bound else lambda *args: watch(seen, *args)
+    model.conv2.register_forward_hook(hook)
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot()).compact()
+    seen.clear()
+    runs = 0
+    small(IMAGE)
+    model(IMAGE)
+    assert seen == [4, 8]
+    assert runs == 2
+
+
 def test_a_model_that_keeps_an_activation_can_be_pruned() -> None:
     """Such a tensor hangs on a graph and cannot be copied as it is; attention maps are kept so."""
 
@@ -369,24 +449,61 @@ def test_a_model_that_keeps_an_activation_can_be_pruned() -> None:
     assert model.seen is kept
 
 
-def test_a_forward_left_to_chance_can_be_pruned() -> None:
+CHANCE: dict[str, Callable[[Tensor], Tensor]] = {
+    "torch": lambda x: F.dropout(x, 0.5, training=True),
+    "numpy": lambda x: x + torch.from_numpy(numpy.random.randn(*x.shape)).to(x),
+    "python": lambda x: x * random.random(),
+}
+
+
+@pytest.mark.parametrize("whose", CHANCE)
+def test_a_forward_left_to_chance_can_be_pruned(whose: str) -> None:
     """Dropout that is on in evaluation too (Monte Carlo): the two runs of a comparison need the same chance."""
 
     class Chance(Owned):
         def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-            return super().forward(F.dropout(x, 0.5, training=True), scale)
+            return super().forward(CHANCE[whose](x), scale)
 
     pruner = gp.Pruner(Chance(), IMAGE, schedule=gp.OneShot())
     assert not pruner.skipped
     assert pruner.compact().conv2.out_channels == 4
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_is_not_the_same_twice_is_told_so(first: bool) -> None:
+    own = random.Random(0)
+
+    class Wandering(Owned):
+        wanders = first
+
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return super().forward(x, scale) + (own.random() if Wandering.wanders else 0.0)
+
+    def prune() -> None:
+        pruner = gp.Pruner(Wandering(), IMAGE, schedule=gp.OneShot())
+        Wandering.wanders = True
+        pruner.compact()
+
+    with pytest.raises(gp.GrowpruneError, match=r"two runs of the model on the example differ by .* to chance"):
+        prune()
+
+
+def test_a_model_that_puts_out_nan_is_told_so() -> None:
+    class Nan(Owned):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return super().forward(x, scale) / 0.0 * 0.0
+
+    with pytest.raises(gp.GrowpruneError, match="puts out NaN"):
+        gp.Pruner(Nan(), IMAGE, schedule=gp.OneShot())
+
+
 def test_the_users_random_numbers_are_left_alone() -> None:
     model = owned()
     torch.manual_seed(0)
-    before = torch.get_rng_state()
+    before = torch.get_rng_state(), random.getstate(), repr(numpy.random.get_state())
     gp.Pruner(model, IMAGE, schedule=gp.OneShot(), criterion="random").compact()
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), repr(numpy.random.get_state())) == before[1:]
 
 
 @pytest.mark.parametrize("way", ["older", "newer", "whole"])
@@ -462,6 +579,30 @@ def test_device_survives() -> None:
 def test_example_in_any_form(given_as: Callable[[Tensor], Any]) -> None:
     small = gp.Pruner(owned(), given_as(IMAGE), schedule=gp.OneShot()).compact()
     assert small.conv2.out_channels == 4
+
+
+def linear_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def normed_convolutions() -> nn.Module:
+    norms = nn.InstanceNorm1d(8), nn.InstanceNorm1d(6)
+    return nn.Sequential(nn.Conv1d(3, 8, 3), norms[0], nn.Tanh(), nn.Conv1d(8, 6, 3), norms[1], nn.Conv1d(6, 2, 3))
+
+
+@pytest.mark.parametrize(("make", "shape"), [(linear_layers, (3,)), (normed_convolutions, (3, 12))])
+def test_an_example_without_a_batch(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model, one = make(), torch.randn(shape)
+    small = gp.Pruner(model, one, schedule=gp.OneShot()).compact()
+    alike = gp.Pruner(model, one[None], schedule=gp.OneShot()).compact()
+    assert [t.shape for t in small.parameters()] != [t.shape for t in model.parameters()]
+    assert torch.allclose(small(one), alike(one[None])[0], atol=1e-6)
+
+
+def test_an_example_with_an_empty_batch_folds_nothing() -> None:
+    small = gp.Pruner(linear_layers(), torch.empty(0, 3), schedule=gp.OneShot()).compact()
+    assert bool(torch.isfinite(small(torch.ones(1, 3))).all())
 
 
 def test_a_small_network_can_be_pruned_again() -> None:

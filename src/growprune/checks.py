@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from growprune.compact import held
 from growprune.errors import GrowpruneError
-from growprune.groups import owner
+from growprune.groups import LAYERS, UNREACHED, Groups, Layer, layer_name, owner
 from growprune.running import tensors, unsound
 from growprune.schedule import Schedule
 
@@ -102,13 +103,58 @@ def unheld(model: nn.Module) -> None:
 
 
 def trainable(model: nn.Module, names: Iterable[str]) -> None:
-    parameters = dict(model.named_parameters())
-    for name in names:
-        if not parameters[name].requires_grad:
-            raise GrowpruneError(
-                f"'{name}' is frozen (requires_grad=False), so no penalty can push it: "
-                f"unfreeze it, or name '{owner(name)}' in ignore="
+    """All that cannot be pushed at once, in as few names as will do in ignore=."""
+    own = dict(model.named_parameters())
+    frozen = [name for name in names if not own[name].requires_grad]
+    training = [name for name, p in own.items() if p.requires_grad]
+    parts = list(dict.fromkeys(apart(name, training) for name in frozen))
+    if frozen and not training:
+        raise GrowpruneError("the whole model is frozen (requires_grad=False), so no penalty can push it: unfreeze it")
+    if len(frozen) == 1:
+        raise GrowpruneError(
+            f"'{frozen[0]}' is frozen (requires_grad=False), so no penalty can push it: unfreeze it, or ignore={parts}"
+        )
+    if frozen:
+        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
+        raise GrowpruneError(
+            f"{len(frozen)} tensors are frozen (requires_grad=False), so no penalty can push them: unfreeze them, or "
+            f"ignore={parts[:3]}{more}"
+        )
+
+
+def apart(name: str, others: Iterable[str]) -> str:
+    """The largest module around a tensor that has none of the others, or the one that it hangs on.
+
+    >>> apart("body.layer1.conv.weight", ["body.layer2.conv.weight"]), apart("a.weight", ["a.bias"])
+    ('body.layer1', 'a')
+    """
+    part = owner(name) or name
+    while (around := owner(part)) and not any(other.startswith(f"{around}.") for other in others):
+        part = around
+    return part
+
+
+def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
+    """Tell, once, of a layer that the example does not reach and that may read, in another call, what goes.
+
+    Whose channels it reads nobody can know. So only of one that takes in just as many as a layer makes that loses some,
+    and of a module that is not reached at all only its first layer: the others read what is made there.
+    """
+    missed = [name for name, why in groups.stays.items() if why == UNREACHED]
+    met = [name for name, module in model.named_modules() if isinstance(module, LAYERS) and name not in missed]
+    entries = {apart(f"{name}.weight", met): name for name in reversed(missed)}
+    names = {layer.name for layer in losing}
+    made = {len(s.units): layer_name(s.tensor) for s in groups.of_role("filter") if layer_name(s.tensor) in names}
+    for name in reversed(entries.values()):
+        layer: Any = model.get_submodule(name)
+        maker = made.get(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
+        if maker is not None:
+            warnings.warn(
+                f"the example does not reach '{name}', which takes in as many channels as '{maker}' makes: if a call "
+                f"has it read these, it will fail on the smaller network; then name '{maker}' in ignore=",
+                stacklevel=3,
             )
+            return
 
 
 def optimizer(given: Any) -> None:

@@ -150,7 +150,8 @@ class Onward(TorchDispatchMode):
             shape[dim] = -1
             alone = func(x * self.lost[name].to(x).view(shape), args[1], None, *rest)
             out_dim = alone.dim() - 1 if kind == "linear" else dim
-            self.sent.setdefault(name, alone.movedim(out_dim, 0).flatten(1).mean(1))
+            if alone.numel():  # a call on nothing (a detector that found no box) tells nothing
+                self.sent.setdefault(name, alone.movedim(out_dim, 0).reshape(alone.shape[out_dim], -1).mean(1))
         return func(*args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.errors import GrowpruneError, line, nearest
@@ -30,6 +31,8 @@ IGNORED, NEAR_IGNORED = "it is ignored", "what is ignored belongs to it, or read
 USED_WHOLE = "a tensor of it is used as a whole"
 UNREAD = "no layer reads what it makes"
 TIED = "it is tied to a layer that stays"
+LAYERS = (_ConvNd, nn.Linear)
+UNREACHED = "the example does not reach it"
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,8 @@ class Groups:
     `grouped`: for each grouped convolution or group norm (by its weight) the units of the channels it takes in, from
     which its new number of groups follows. `norms`: the batch norm (by its running mean) that takes in a layer's output
     directly; `biases`: each layer's own bias. `positions`: how often one forward uses each weight of a layer. `order`:
-    all layers, prunable or not. `stays`: those of them that lose nothing in any case, and why. `work`: MACs of layers
-    whose weights are never cut, and the units of the channels that they make.
+    all layers, prunable or not. `stays`: those of them that lose nothing in any case, and why; and layers that did not
+    run. `work`: MACs of layers whose weights are never cut, and the units of the channels that they make.
     """
 
     layers: tuple[Layer, ...]
@@ -116,6 +119,7 @@ class Groups:
         slices = tuple(s for s in renumbered if bool((s.units >= 0).any()))
         losing = {layer_name(s.tensor) for s in slices if s.role == "filter"}
         whole = {name: self.stays.get(name) or names.get(name, TIED) for name in self.order if name not in losing}
+        whole |= {name: why for name, why in self.stays.items() if name not in self.order}
         grouped = {name: renumber[units] for name, units in self.grouped.items()}
         work = tuple((macs, renumber[units]) for macs, units in self.work)
         return replace(self, layers=tuple(layers), slices=slices, grouped=grouped, stays=whole, work=work)
@@ -164,9 +168,16 @@ def build(
     if not found.operations:  # only such as nothing cuts
         return Groups((), (), {}, {}, {}, {}, (), granularity)
     untouched = ignored(model, ignore)
-    if granularity == "weight":
-        return weights(model, found, untouched)
-    return filters(found, coupled, untouched, stem)
+    every = granularity == "weight"
+    made = weights(model, found, untouched) if every else filters(found, coupled, untouched, stem)
+    return replace(made, stays=made.stays | dict.fromkeys(unreached(model, found), UNREACHED))
+
+
+def unreached(model: nn.Module, found: Trace) -> list[str]:
+    """Convolutions and linear layers that ran neither in evaluation nor in training."""
+    met, names = found.pinned | {name for name, _ in found.labels}, {id(t): name for name, t in tensors(model).items()}
+    layers = ((path, m._parameters.get("weight")) for path, m in model.named_modules() if isinstance(m, LAYERS))
+    return [path for path, weight in layers if weight is not None and names[id(weight)] not in met]
 
 
 def trace(model: nn.Module, example_input: Any) -> Trace:

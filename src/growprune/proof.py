@@ -6,6 +6,7 @@ the start one unit of every layer is cut on trial, and at the end the smaller ne
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from growprune.compact import cut
 from growprune.errors import GrowpruneError, line
@@ -70,7 +72,8 @@ def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
 def widen(norm: Any, args: Any) -> None:
     """A norm without tensors (InstanceNorm as it comes) learns its width from what it meets."""
     if norm.weight is None and norm.running_mean is None and args:
-        norm.num_features = args[0].shape[1]
+        single = isinstance(norm, _InstanceNorm) and args[0].dim() == norm._get_no_batch_dim()
+        norm.num_features = args[0].shape[0 if single else 1]
 
 
 def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any) -> None:
@@ -82,10 +85,44 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
             f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
         ) from failure
     if not error <= tolerance(model):
+        steady(model, example_input)
         raise GrowpruneError(
             f"the smaller network strays from the masked one by {error:.1e} of the largest output; "
             "its forward must depend on a width: name that layer in ignore="
         )
+
+
+def steady(model: nn.Module, example_input: Any) -> None:
+    """Refuse a model whose own output changes from run to run: no layer is to blame for that."""
+    try:
+        error = difference(model, copied(model), example_input)
+    except Exception as failure:
+        raise GrowpruneError(f"a copy of the model fails on the example: {line(failure)}") from failure
+    if math.isnan(error):
+        raise GrowpruneError("the model puts out NaN on the example, so no removal can be proved: give another example")
+    if not error <= tolerance(model):
+        raise GrowpruneError(
+            f"two runs of the model on the example differ by {error:.1e} of the largest output, so no removal can be "
+            "proved: turn off, in evaluation mode, what its forward leaves to chance, or to what it keeps elsewhere"
+        )
+
+
+@torch.no_grad()
+def stirred(model: nn.Module, groups: Groups) -> nn.Module:
+    """The model for a trial at the start: what goes into a head, a norm or a gate that starts at zero would not show.
+
+    In a copy, every parameter that is all zeros is some positive number of usual size; what is only added stays zero.
+    """
+    added = {*groups.biases.values(), *(s.tensor for s in groups.of_role("shift"))}
+    zeros = [name for name, p in model.named_parameters() if name not in added and not bool(p.any())]
+    if not zeros:
+        return model
+    trial, generator = copied(model), torch.Generator().manual_seed(0)
+    own = dict(trial.named_parameters())
+    for name in zeros:
+        fan_in = math.prod(own[name].shape[1:])
+        own[name].copy_(torch.rand(own[name].shape, generator=generator) / max(1, fan_in) ** 0.5)
+    return trial
 
 
 def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str, str]:
@@ -95,6 +132,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
     """
     if found.granularity == "weight":
         return {}
+    model = stirred(model, found)
 
     def reason(layers: Iterable[Layer]) -> str | None:
         pruned = torch.zeros(found.units, dtype=torch.bool)
@@ -110,6 +148,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
 
     if reason(found.layers) is None:
         return {}
+    steady(model, example_input)
     failing = {layer.name: why for layer in found.layers if (why := reason([layer])) is not None}
     together = reason([layer for layer in found.layers if layer.name not in failing])
     if together is not None:

@@ -94,8 +94,10 @@ class Pruner:
         if self.schedule.total_steps:
             checks.trainable(self.model, [p.name for p in self._factors.parameters])
         self._refresh()
-        if self.schedule.total_steps and self.groups.granularity == "filter":
-            self._try_plan()
+        if granularity == "filter":
+            checks.reached(self.model, self.groups, self._losing)
+            if self.schedule.total_steps:
+                self._try_plan()
 
     def _try_plan(self) -> None:
         """Cut as many units as the plan says, on trial: better refused now than after the last step."""
@@ -103,8 +105,9 @@ class Pruner:
         if not self._picked:  # any so many
             counts = dict(zip(self.groups.layers, self.counts, strict=True)) if self.counts else {}
             pruned = criteria.least(torch.zeros(self.groups.units, device=pruned.device), counts)
-        small = removal.cut(self.model, self.groups, pruned)
-        proof.prove(self.model, small, self.groups, pruned, self.example_input)
+        model = proof.stirred(self.model, self.groups)
+        small = removal.cut(model, self.groups, pruned)
+        proof.prove(model, small, self.groups, pruned, self.example_input)
 
     def __repr__(self) -> str:
         units, every = int(self._pruned.sum()) if self._picked else "?", self.groups.units

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import random
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -61,10 +65,26 @@ def quietly(model: nn.Module) -> Iterator[None]:
     device = next(model.parameters()).device
     cuda = [device.index or 0] if device.type == "cuda" else []
     plain = torch.autocast(device.type, enabled=False)  # casts would hide parameters, and blur comparisons
-    with torch.no_grad(), torch.random.fork_rng(devices=cuda), plain, all_digits():
+    with torch.no_grad(), torch.random.fork_rng(devices=cuda), other_generators(), plain, all_digits():
         for generator in [torch.default_generator, *(torch.cuda.default_generators[i] for i in cuda)]:
             generator.manual_seed(0)
         yield
+
+
+@contextmanager
+def other_generators() -> Iterator[None]:
+    """Python's random numbers and numpy's, if that is in use, start anew, and go on afterwards where they were."""
+    numpy: Any = sys.modules.get("numpy")
+    found = random.getstate(), numpy and numpy.random.get_state()
+    random.seed(0)
+    if numpy:
+        numpy.random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(found[0])
+        if numpy:
+            numpy.random.set_state(found[1])
 
 
 @contextmanager
@@ -118,10 +138,66 @@ def copied(model: nn.Module) -> nn.Module:
             owner = getattr(hook, "__self__", None)
             if owner is not None and not isinstance(owner, nn.Module):
                 memo[id(owner)] = owner
+    tables = [table for module in model.modules() for table in functions(module)]
+    partials = {id(f): f for table in tables for f in table.values() if isinstance(f, partial)}
+    memo |= partials  # deepcopy would copy what they hold, whosever it is
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
         raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {line(error)}") from error
     for old, new in zip(model.parameters(), twin.parameters(), strict=True):
         vars(new).update(vars(old))
+    memo = {key: value for key, value in memo.items() if key not in partials}
+    for table in [table for module in twin.modules() for table in functions(module)]:
+        table.update({key: moved(f, memo) for key, f in table.items() if isinstance(f, (FunctionType, partial))})
     return twin
+
+
+def functions(module: nn.Module) -> list[dict[Any, Any]]:
+    """Where functions hang on a module: its hooks, and its attributes (a forward that was put in its class's place)."""
+    hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks
+    return [*hooks, vars(module)]
+
+
+def moved(value: Any, memo: dict[int, Any]) -> Any:
+    """What stands for `value` in the copy that was made with this memo.
+
+    Deepcopy takes a function for an atom, so that the copy's would read and write what the model's own holds of the
+    model (in its closure, its defaults, its arguments if partial). What is no part of the model stays the user's.
+    """
+    if id(value) in memo:
+        return memo[id(value)]
+    memo[id(value)] = value  # meanwhile: a function may hold itself
+    if all(moved(each, memo) is each for each in holds(value)):
+        return value
+
+    def here(each: Any) -> Any:
+        return moved(each, memo)
+
+    new: Any
+    if isinstance(value, CellType):
+        new = CellType(here(value.cell_contents))
+    elif isinstance(value, MethodType):
+        new = MethodType(value.__func__, here(value.__self__))
+    elif isinstance(value, partial):
+        new = partial(here(value.func), *map(here, value.args), **{k: here(v) for k, v in value.keywords.items()})
+    else:
+        cells, defaults = (tuple(map(here, each or ())) for each in (value.__closure__, value.__defaults__))
+        new = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, cells)
+        new.__kwdefaults__ = {k: here(v) for k, v in (value.__kwdefaults__ or {}).items()}
+        vars(new).update(vars(value))
+    memo[id(value)] = new
+    return new
+
+
+def holds(value: Any) -> list[Any]:
+    """What a function holds, and a cell of its closure."""
+    if isinstance(value, CellType):
+        return [] if value == CellType() else [value.cell_contents]
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, FunctionType):
+        return [*(value.__closure__ or ()), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    return []
