@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import prune
 
 import growprune as gp
 
@@ -517,26 +516,6 @@ def test_torchscript_is_refused() -> None:
     traced = torch.jit.trace(Net().eval(), X)
     error(lambda: gp.Pruner(traced, X), "TorchScript")
     error(lambda: gp.Pruner(nn.Sequential(nn.Conv2d(2, 2, 1), scripted), X), "TorchScript", "'1'")
-
-
-def test_parametrised_weights_are_refused() -> None:
-    model = Net()
-    nn.utils.parametrizations.weight_norm(model.conv2)
-    refused("'conv2'", "parametrised", "weight", model=model)
-    model = Net()
-    nn.utils.parametrizations.spectral_norm(model.fc)
-    refused("'fc'", "parametrised", model=model)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-def test_weights_made_by_older_hooks_are_refused() -> None:
-    """torch's older weight_norm and prune make the weight anew at each forward: it is no parameter."""
-    model = Net()
-    nn.utils.weight_norm(model.conv2)
-    error(lambda: gp.Pruner(model, X), "'conv2'")
-    model = Net()
-    prune.l1_unstructured(model.conv2, "weight", amount=0.5)
-    error(lambda: gp.Pruner(model, X), "'conv2'")
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")

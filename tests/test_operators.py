@@ -1,6 +1,7 @@
 """Single operators between two layers: the channels go as the operator needs it, or stay and say why."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torchvision.ops import roi_align
 
 import growprune as gp
@@ -263,6 +265,75 @@ def test_the_state_that_a_recurrent_layer_begins_with_stays() -> None:
     pruner = gp.Pruner(Begun(), torch.randn(2, 5, 6), gp.OneShot())
     assert pruner.stays["begin"] == "gru() needs all of its channels"
     assert pruner.compact().read.input_size == 4
+
+
+class Rounded(nn.Conv2d):
+    """Computes with its weights before it uses them, as training for a quantised network does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = self.weight.abs().amax() / 127
+        return F.conv2d(x, (self.weight / step).round() * step, self.bias)
+
+
+def normed() -> nn.Conv2d:
+    return nn.utils.parametrizations.weight_norm(nn.Conv2d(8, 8, 1))  # type: ignore[no-any-return]
+
+
+def spectral() -> nn.Conv2d:
+    return nn.utils.parametrizations.spectral_norm(nn.Conv2d(8, 8, 1))  # type: ignore[no-any-return]
+
+
+def normed_by_hook() -> nn.Conv2d:
+    return nn.utils.weight_norm(nn.Conv2d(8, 8, 1))  # type: ignore[no-any-return]
+
+
+def masked_by_hook() -> nn.Conv2d:
+    prune.l1_unstructured(layer := nn.Conv2d(8, 8, 1), "weight", amount=0.5)  # type: ignore[no-untyped-call]
+    return layer
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("make", [normed, spectral, normed_by_hook, masked_by_hook, lambda: Rounded(8, 8, 1)])
+def test_weights_that_are_computed_before_each_use_stay(make: Callable[[], nn.Conv2d], tmp_path: Path) -> None:
+    """Their layer keeps all it has, the others need not; in training, in files, and in single weights."""
+
+    def build() -> nn.Module:
+        plain = (nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), make(), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1))
+        return nn.Sequential(*(each for layer in plain for each in (layer, nn.ReLU())))
+
+    torch.manual_seed(0)
+    model, x = build(), torch.randn(2, 3, 4, 4)
+    pruner = gp.Pruner(model, x, gp.GReg1(ku=1, ks=2, delta_lambda=0.5))
+    assert [layer.name for layer in pruner.groups.layers] == ["6"]
+    assert (pruner.skipped, pruner.stays["4"]) == ({}, "its weights are computed before each use")
+    assert pruner.stays["2"] == "conv2d() needs all of its channels"
+    pruner.attach(optimizer := torch.optim.SGD(model.parameters(), 0.1))
+    while not pruner.done:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    gp.save(small := pruner.compact(optimizer=optimizer).eval(), tmp_path / "small.safetensors")
+    assert torch.equal(gp.load(tmp_path / "small.safetensors", build).eval()(x), small(x))
+    assert small[6].out_channels == 4
+    weights = gp.Pruner(model, x, gp.OneShot(), granularity="weight")
+    assert ("4" in weights.stays, "4" in weights.masks()) == (True, False)
+
+
+def test_a_model_of_such_layers_alone_is_told_so() -> None:
+    with pytest.raises(gp.GrowpruneError, match=r"2 stay .* its weights are computed before each use \(0, \.\.\.\)"):
+        gp.Pruner(nn.Sequential(Rounded(3, 8, 1), Rounded(8, 2, 1)), torch.randn(1, 3, 4, 4), gp.OneShot())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_scripted_activation_keeps_nothing_from_going(tmp_path: Path) -> None:
+    def build() -> nn.Module:
+        act = torch.jit.script(nn.Sequential(nn.ReLU()))
+        return nn.Sequential(nn.Conv2d(3, 8, 1), act, nn.Conv2d(8, 8, 1), act, nn.Conv2d(8, 2, 1))
+
+    x = torch.randn(1, 3, 4, 4)
+    gp.save(small := gp.Pruner(build(), x, gp.OneShot()).compact(), tmp_path / "small.safetensors")
+    assert small[2].out_channels == 4
+    assert torch.equal(gp.load(tmp_path / "small.safetensors", build)(x), small(x))
 
 
 def test_flattening_what_is_flat_is_nothing() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from growprune.compact import held
 from growprune.errors import GrowpruneError
@@ -40,21 +39,12 @@ def itself(model: nn.Module) -> nn.Module:
 def refuse(model: nn.Module) -> None:
     for name, module in model.named_modules():
         at = f"'{name}'" if name else "the model"
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
             raise GrowpruneError(f"{at} is a TorchScript module, which cannot be narrowed: prune the Python module")
         if "FullyShardedDataParallel" in type(module).__name__ or "FSDPModule" in {
             c.__name__ for c in type(module).__mro__
         }:
             raise GrowpruneError(f"{at} is sharded (FSDP), so no process sees whole filters: prune before sharding")
-        made = [h for h in module._forward_pre_hooks.values() if type(h).__module__.startswith("torch.nn.utils")]
-        if made:
-            raise GrowpruneError(
-                f"the weights of {at} are made anew at each forward ({type(made[0]).__name__}): remove that"
-            )
-        if parametrize.is_parametrized(module):
-            raise GrowpruneError(
-                f"{at} has parametrised weights ({', '.join(module.parametrizations)}): remove_parametrizations() first"
-            )
     devices = {p.device for p in model.parameters()}
     if not devices:
         raise GrowpruneError("the model has no parameters")

@@ -89,9 +89,10 @@ def cut(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
 
 def refit(module: nn.Module) -> None:
     """Make a standard module's own numbers agree with the shapes of its tensors."""
+    if isinstance(module, torch.jit.ScriptModule):  # an activation: one with parameters is refused
+        return
     weight = module._parameters.get("weight")
-    if isinstance(module, _ConvNd):
-        assert weight is not None
+    if isinstance(module, _ConvNd) and weight is not None:
         wide = weight.shape[1] * module.groups
         module.in_channels, module.out_channels = (
             (weight.shape[0], wide) if module.transposed else (wide, weight.shape[0])
@@ -111,7 +112,7 @@ def refit(module: nn.Module) -> None:
         first = module._parameters["weight_ih_l0"]
         assert first is not None
         module.input_size = first.shape[1]
-    elif type(module).__name__ == "Conv1D" and weight is not None:  # transformers' linear layer, the other way round
+    elif weight is not None and weight.dim() == 2 and hasattr(module, "nf"):  # transformers' Conv1D: a linear layer
         vars(module).update(zip(("nx", "nf"), weight.shape, strict=True))
 
 

@@ -32,6 +32,7 @@ USED_WHOLE = "a tensor of it is used as a whole"
 UNREAD = "no layer reads what it makes"
 TIED = "it is tied to a layer that stays"
 LAYERS = (_ConvNd, nn.Linear)
+COMPUTED = "its weights are computed before each use"
 UNREACHED = "the example does not reach it"
 
 
@@ -165,19 +166,32 @@ def build(
     found = trace(model, example_input)
     if not (found.operations or found.work):
         raise GrowpruneError("the model has no convolution or linear layer that its forward uses")
-    if not found.operations:  # only such as nothing cuts
-        return Groups((), (), {}, {}, {}, {}, (), granularity)
     untouched = ignored(model, ignore)
-    every = granularity == "weight"
-    made = weights(model, found, untouched) if every else filters(found, coupled, untouched, stem)
-    return replace(made, stays=made.stays | dict.fromkeys(unreached(model, found), UNREACHED))
+    if not found.operations:  # only such as nothing cuts
+        made = Groups((), (), {}, {}, {}, {}, (), granularity)
+    elif granularity == "weight":
+        made = weights(model, found, untouched)
+    else:
+        made = filters(found, coupled, untouched, stem)
+    return replace(made, stays=made.stays | others(model, found))
 
 
-def unreached(model: nn.Module, found: Trace) -> list[str]:
-    """Convolutions and linear layers that ran neither in evaluation nor in training."""
-    met, names = found.pinned | {name for name, _ in found.labels}, {id(t): name for name, t in tensors(model).items()}
-    layers = ((path, m._parameters.get("weight")) for path, m in model.named_modules() if isinstance(m, LAYERS))
-    return [path for path, weight in layers if weight is not None and names[id(weight)] not in met]
+def others(model: nn.Module, found: Trace) -> dict[str, str]:
+    """Convolutions and linear layers that the trace met in no call of theirs, and why."""
+    used, names = {op.weight for op in found.operations}, {id(t): name for name, t in tensors(model).items()}
+    met = {name for name, _ in found.labels}
+    result = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, LAYERS):
+            continue
+        weight = module._parameters.get("weight")
+        name = "" if weight is None else names[id(weight)]
+        if name not in used:
+            if weight is None or name in found.pinned:
+                result[path] = COMPUTED
+            elif name not in met:  # in training neither
+                result[path] = UNREACHED
+    return result
 
 
 def trace(model: nn.Module, example_input: Any) -> Trace:
