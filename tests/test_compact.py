@@ -869,6 +869,39 @@ def test_calibration_estimates_batch_norm_anew() -> None:
     assert [m.training for m in small.modules()] == [m.training for m in model.modules()]
 
 
+class Busy(Owned):
+    """Its `train()` would start a training run, as ultralytics' does; `eval()` is `train(False)`."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        raise AssertionError("nobody asked for this")
+
+
+def test_modes_are_switched_without_calling_the_models_own_train() -> None:
+    model = Busy()
+    modes = [module.training for module in model.modules()]
+    with pytest.warns(UserWarning, match="without batches"):
+        pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot(), criterion="taylor")
+    small = pruner.compact(calibrate=[IMAGE])
+    gp.measure(small, IMAGE)
+    for net in (model, small):
+        assert [module.training for module in net.modules()] == modes
+
+
+def test_norms_that_training_keeps_fixed_are_estimated_anew_when_asked_for() -> None:
+    class Fixed(Owned):
+        def train(self, mode: bool = True) -> nn.Module:
+            super().train(mode)
+            self.norm1.eval()
+            return self
+
+    model = Fixed().train()
+    calibrate(model, [IMAGE])
+    seen = model.conv1(IMAGE - model.mean).mean((0, 2, 3))
+    assert torch.allclose(model.norm1.running_mean, seen, atol=1e-6)
+    assert model.norm2.training
+    assert not model.norm1.training
+
+
 def test_calibration_on_nothing_is_refused() -> None:
     """Statistics of no batch would be mean zero and variance one: worse than the old ones."""
     pruner = gp.Pruner(create("resnet20", width=4), IMAGE, schedule=gp.OneShot())

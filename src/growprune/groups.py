@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.rules import find_rule
-from growprune.running import call, copied, leaves, placed, tensors, whole_operators
+from growprune.running import call, copied, leaves, placed, switched, tensors, whole_operators
 from growprune.trace import FIXED, INPUT, Role, Trace, Tracer
 
 Granularity = Literal["filter", "weight"]
@@ -179,7 +179,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
 
     A copy, since a forward may change the model's state (a counter, a cache).
     """
-    model = copied(model).eval()
+    model = switched(copied(model), training=False)
     example_input = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, placed(model, example_input))
     tracer = Tracer(model, find_rule)
     for t in tree_leaves(example_input):
@@ -212,7 +212,7 @@ def trace_training(model: nn.Module, example_input: Any, tracer: Tracer) -> None
             tracer.mark(t, torch.full((1,) * t.dim(), INPUT))
     try:
         with whole_operators(model), tracer:
-            output = call(model.train(), double)
+            output = call(switched(model, training=True), double)
     except Exception:
         return
     for t in leaves(output):

@@ -59,6 +59,14 @@ def leaves(output: Any) -> Iterable[Tensor]:
         yield from (t for t in inside if isinstance(t, Tensor))
 
 
+def switched(model: nn.Module, training: bool) -> nn.Module:
+    """The model, in training mode or not: set on each module by hand, as `nn.Module.train` does, for a model's own
+    `train()` may do more (start a training run, merge weights) or less (keep norms fixed)."""
+    for module in model.modules():
+        module.training = training
+    return model
+
+
 @contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
     """Without gradients, and with random numbers of its own: the same ones each time, the user's left alone."""
