@@ -1369,6 +1369,26 @@ def test_a_shared_weight_is_held_wherever_it_hangs() -> None:
     assert_still_zero(small, before)
 
 
+class Blur(nn.Module):
+    """A fixed convolution: its weight is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.full((8, 1, 3, 3), 1 / 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.kernel, groups=8)
+
+
+def test_a_weight_that_is_a_buffer_has_no_single_weights_to_lose() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Blur(), nn.ReLU(), nn.Conv2d(8, 2, 3))
+    pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot(), granularity="weight")
+    assert pruner.stays == {"1.kernel": "its weight is a buffer, which nothing trains"}
+    assert pruner.compact() is model
+    assert int((model[3].weight == 0).sum()) == 72
+    assert bool(model[1].kernel.all())
+
+
 def test_two_weights_of_one_module_have_a_mask_each() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:

@@ -30,6 +30,7 @@ IGNORED, NEAR_IGNORED = "it is ignored", "what is ignored belongs to it, or read
 USED_WHOLE = "a tensor of it is used as a whole"
 TIED = "it is tied to a layer that stays"
 LAYERS = (_ConvNd, nn.Linear)
+BUFFER = "its weight is a buffer, which nothing trains"
 UNREACHED = "the example does not reach it"
 
 
@@ -355,20 +356,20 @@ def stage_of_layers(found: Trace, classes: Tensor) -> dict[str, int | None]:
 
 
 def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
-    """Every weight of every convolution and linear layer is a unit."""
-    every = tensors(model)
+    """Every weight of every convolution and linear layer is a unit, if it is a parameter."""
+    own = dict(model.named_parameters())
     stages = stage_of_layers(found, found.components())
     layers: list[Layer] = []
     slices: list[Slice] = []
     whole: dict[str, str] = {}
     start = 0
     for index, (tensor, stem) in enumerate(first_uses(found)):
-        if tensor in untouched:
-            whole[layer_name(tensor)] = IGNORED
+        if tensor in untouched or tensor not in own:
+            whole[layer_name(tensor)] = IGNORED if tensor in untouched else BUFFER
             continue
-        size = every[tensor].numel()
+        size = own[tensor].numel()
         layers.append(Layer(layer_name(tensor), start, start + size, index, stages[tensor], stem))
-        units = torch.arange(start, start + size).view(every[tensor].shape)
+        units = torch.arange(start, start + size).view(own[tensor].shape)
         slices.append(Slice(tensor, None, units, "filter"))
         start += size
     order: Sequence[str] = [layer_name(tensor) for tensor, _ in first_uses(found)]
