@@ -2,6 +2,7 @@
 
 import copy
 import re
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -285,6 +286,15 @@ def test_a_model_that_cannot_be_copied() -> None:
         refused("copied", model=model)
     finally:
         model.lock.close()
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = Net()
+    model.norm1.lock = threading.Lock()
+    refused("for 'norm1.lock': TypeError", "lock", "take that off the model", model=model)
+    del model.norm1.lock
+    model.every = {"locks": [threading.Lock()]}
+    refused("its attribute 'every'", model=model)
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------

@@ -869,6 +869,39 @@ def test_calibration_estimates_batch_norm_anew() -> None:
     assert [m.training for m in small.modules()] == [m.training for m in model.modules()]
 
 
+class Busy(Owned):
+    """Its `train()` would start a training run, as ultralytics' does; `eval()` is `train(False)`."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        raise AssertionError("nobody asked for this")
+
+
+def test_modes_are_switched_without_calling_the_models_own_train() -> None:
+    model = Busy()
+    modes = [module.training for module in model.modules()]
+    with pytest.warns(UserWarning, match="without batches"):
+        pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot(), criterion="taylor")
+    small = pruner.compact(calibrate=[IMAGE])
+    gp.measure(small, IMAGE)
+    for net in (model, small):
+        assert [module.training for module in net.modules()] == modes
+
+
+def test_norms_that_training_keeps_fixed_are_estimated_anew_when_asked_for() -> None:
+    class Fixed(Owned):
+        def train(self, mode: bool = True) -> nn.Module:
+            super().train(mode)
+            self.norm1.eval()
+            return self
+
+    model = Fixed().train()
+    calibrate(model, [IMAGE])
+    seen = model.conv1(IMAGE - model.mean).mean((0, 2, 3))
+    assert torch.allclose(model.norm1.running_mean, seen, atol=1e-6)
+    assert model.norm2.training
+    assert not model.norm1.training
+
+
 def test_calibration_on_nothing_is_refused() -> None:
     """Statistics of no batch would be mean zero and variance one: worse than the old ones."""
     pruner = gp.Pruner(create("resnet20", width=4), IMAGE, schedule=gp.OneShot())
@@ -1334,6 +1367,26 @@ def test_a_shared_weight_is_held_wherever_it_hangs() -> None:
     assert small.one.weight is small.two.weight
     train(small, torch.optim.SGD(small.parameters(), lr=0.1, momentum=0.9), 3, seed=0)
     assert_still_zero(small, before)
+
+
+class Blur(nn.Module):
+    """A fixed convolution: its weight is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kernel", torch.full((8, 1, 3, 3), 1 / 9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.kernel, groups=8)
+
+
+def test_a_weight_that_is_a_buffer_has_no_single_weights_to_lose() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Blur(), nn.ReLU(), nn.Conv2d(8, 2, 3))
+    pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot(), granularity="weight")
+    assert pruner.stays == {"1.kernel": "its weight is a buffer, which nothing trains"}
+    assert pruner.compact() is model
+    assert int((model[3].weight == 0).sum()) == 72
+    assert bool(model[1].kernel.all())
 
 
 def test_two_weights_of_one_module_have_a_mask_each() -> None:

@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, gone, owner
-from growprune.running import call, copied, quietly, tensors, whole_operators
+from growprune.running import call, copied, quietly, switched, tensors, whole_operators
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
@@ -167,7 +167,7 @@ def fold(
     and with their norms' scales and means if these followed, so that every activation in between is its own; what the
     vanished channels then add to each reader's output (zero padding included) is averaged and folded.
     """
-    ghost = copied(model).eval()
+    ghost = switched(copied(model), training=False)
     full = tensors(ghost)
     for s in groups.of_role("filter") if fixed_norm else groups.of_role("filter", "scale", "mean"):
         if s.dim is not None:
@@ -277,7 +277,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
         norm.momentum = None  # all batches count alike
     number = 0
     with quietly(model):  # it runs in training mode, where dropout draws random numbers
-        model.train()
+        switched(model, training=True)
         for batch in batches:
             try:
                 call(model, batch[0] if isinstance(batch, (tuple, list)) else batch)

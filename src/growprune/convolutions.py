@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from growprune.running import switched
+
 try:
     import triton
 
@@ -304,7 +306,7 @@ def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
             hooks.append(module.register_forward_pre_hook(lambda _, x, name=name: look(name, x)))
     modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
+        switched(model, training=False)
         with torch.autocast(example.device.type, torch.bfloat16):
             model(example)
     finally:

@@ -21,7 +21,7 @@ from growprune.curvature import Loss
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.groups import Groups, Layer
 from growprune.ratios import pruned_of
-from growprune.running import call, copied, tensors
+from growprune.running import call, copied, switched, tensors
 
 Batches = Iterable[tuple[Any, Any]]
 
@@ -272,7 +272,7 @@ def average(
     measured: Callable[[nn.Module, Any, Any], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """The mean of a measurement over batches, on a copy in evaluation mode: the model itself is not touched."""
-    net = copied(model).eval().requires_grad_(True)
+    net = switched(copied(model), training=False).requires_grad_(True)
     device = next(net.parameters()).device
     if batches is None:
         warnings.warn(

@@ -18,7 +18,7 @@ from growprune.config import Config
 from growprune.errors import GrowpruneError, line
 from growprune.feeds import Images
 from growprune.pruner import Pruner
-from growprune.running import all_digits
+from growprune.running import all_digits, switched
 
 TEST_BATCH, VALUES = 1000, 2**24
 """Images tested at once; on a GPU, where small batches cost more to ask for than to compute, as many as have so many
@@ -29,7 +29,7 @@ def accuracy(net: nn.Module, images: Images, kernels: Mapping[str, str] | None =
     """On the test images, in percent, over all processes: in float32, or with the `kernels` of a step in bfloat16 as
     that computes."""
     modes = [(module, module.training) for module in net.modules()]
-    net.eval()
+    switched(net, training=False)
     right, seen = (torch.zeros((), device=images.device, dtype=torch.double) for _ in range(2))
     low = kernels is not None
     cast = torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low)
@@ -67,7 +67,7 @@ def fix_norms(net: nn.Module) -> int:
 @torch.no_grad()
 def fits(net: nn.Module, images: Images, config: Config) -> None:
     """Does it take these images, and tell these classes apart? Better said now than after the first epoch."""
-    twin, shape = copy.deepcopy(net).eval(), "x".join(map(str, images.shape))
+    twin, shape = switched(copy.deepcopy(net), training=False), "x".join(map(str, images.shape))
     what = f"images of {shape} ({config.data})"
     try:
         out = twin(images.example())

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.rules import find_rule
-from growprune.running import call, copied, leaves, placed, tensors, whole_operators
+from growprune.running import call, copied, leaves, placed, switched, tensors, whole_operators
 from growprune.trace import FIXED, INPUT, Role, Trace, Tracer
 
 Granularity = Literal["filter", "weight"]
@@ -33,6 +33,7 @@ UNREAD = "no layer reads what it makes"
 TIED = "it is tied to a layer that stays"
 LAYERS = (_ConvNd, nn.Linear)
 COMPUTED = "its weights are computed before each use"
+BUFFER = "its weight is a buffer, which nothing trains"
 UNREACHED = "the example does not reach it"
 
 
@@ -199,7 +200,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
 
     A copy, since a forward may change the model's state (a counter, a cache).
     """
-    model, example_input = copied(model).eval(), placed(model, example_input)
+    model, example_input = switched(copied(model), training=False), placed(model, example_input)
     tracer = Tracer(model, find_rule)
     tracer.pin(torch.tensor([INPUT]), "it is tied to the model's input")
     try:
@@ -234,7 +235,7 @@ def trace_training(tracer: Tracer, model: nn.Module, example_input: Any) -> None
     double = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, example_input)
     for example in (example_input, double):
         with suppress(Exception):
-            follow(tracer, model.train(), example)
+            follow(tracer, switched(model, training=True), example)
             return
 
 
@@ -381,20 +382,20 @@ def stage_of_layers(found: Trace, classes: Tensor) -> dict[str, int | None]:
 
 
 def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
-    """Every weight of every convolution and linear layer is a unit."""
-    every = tensors(model)
+    """Every weight of every convolution and linear layer is a unit, if it is a parameter."""
+    own = dict(model.named_parameters())
     stages = stage_of_layers(found, found.components())
     layers: list[Layer] = []
     slices: list[Slice] = []
     whole: dict[str, str] = {}
     start = 0
     for index, (tensor, stem) in enumerate(first_uses(found)):
-        if tensor in untouched:
-            whole[layer_name(tensor)] = IGNORED
+        if tensor in untouched or tensor not in own:
+            whole[layer_name(tensor)] = IGNORED if tensor in untouched else BUFFER
             continue
-        size = every[tensor].numel()
+        size = own[tensor].numel()
         layers.append(Layer(layer_name(tensor), start, start + size, index, stages[tensor], stem))
-        units = torch.arange(start, start + size).view(every[tensor].shape)
+        units = torch.arange(start, start + size).view(own[tensor].shape)
         slices.append(Slice(tensor, None, units, "filter"))
         start += size
     order: Sequence[str] = [layer_name(tensor) for tensor, _ in first_uses(found)]

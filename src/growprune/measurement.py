@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from growprune.counting import Macs, operator
 from growprune.errors import GrowpruneError
+from growprune.running import switched
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
@@ -204,8 +205,7 @@ def _inner(model: nn.Module, compiled: bool) -> nn.Module:
 def _left_as_found(model: nn.Module) -> Iterator[None]:
     """Eval mode without gradients inside; outside, modes, buffers and random numbers as if nothing had run.
 
-    Modes are set on each module by hand because `train()` and `eval()` may be overridden to do more. The
-    forward pass sees copies of the buffers, so whatever it writes is dropped.
+    The forward pass sees copies of the buffers, so whatever it writes is dropped.
     """
     modules = list(model.modules())
     modes = [module.training for module in modules]
@@ -214,8 +214,8 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     cuda = {p.device.index for p in model.parameters() if p.is_cuda}
     try:
         for module in modules:
-            module.training = False
             module._buffers.update({k: copies[b] for k, b in module._buffers.items() if b is not None})
+        switched(model, training=False)
         with torch.no_grad(), torch.random.fork_rng(devices=cuda):
             yield
     finally:

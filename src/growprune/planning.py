@@ -13,6 +13,7 @@ from growprune.groups import build
 from growprune.measurement import measure, speedup
 from growprune.pruner import Pruner
 from growprune.ratios import Ratios, Speedup, read, write
+from growprune.running import switched
 from growprune.schedule import OneShot
 
 
@@ -25,7 +26,7 @@ def plan(
     coupled: bool = False,
 ) -> dict[str, Any]:
     """The network as it is and as it would be, measured: the filters are removed from fresh weights."""
-    model = network(name, num_classes).eval()
+    model = switched(network(name, num_classes), training=False)
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     try:
         before = after = measure(model, example)

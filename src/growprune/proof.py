@@ -19,7 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from growprune.compact import cut
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, Layer, gone
-from growprune.running import call, copied, leaves, quietly, tensors
+from growprune.running import call, copied, leaves, quietly, switched, tensors
 
 TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
 """How far, relative to the largest output, a compacted network may stray from its masked self: rounding, no more."""
@@ -56,7 +56,7 @@ def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
     for net in (trial, full):
         hooks = [m.register_forward_pre_hook(widen) for m in net.modules() if isinstance(m, _NormBase)]
         with quietly(net):
-            outs.append([t.double() for t in leaves(call(net.eval(), example_input))])
+            outs.append([t.double() for t in leaves(call(switched(net, training=False), example_input))])
         for hook in hooks:
             hook.remove()
     for ran, own in zip(trial.modules(), small.modules(), strict=True):

@@ -59,6 +59,14 @@ def leaves(output: Any) -> Iterable[Tensor]:
         yield from (t for t in inside if isinstance(t, Tensor))
 
 
+def switched(model: nn.Module, training: bool) -> nn.Module:
+    """The model, in training mode or not: set on each module by hand, as `nn.Module.train` does, for a model's own
+    `train()` may do more (start a training run, merge weights) or less (keep norms fixed)."""
+    for module in model.modules():
+        module.training = training
+    return model
+
+
 @contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
     """Without gradients, and with random numbers of its own: the same ones each time, the user's left alone."""
@@ -144,13 +152,28 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
-        raise GrowpruneError(f"the model cannot be copied: {type(error).__name__}: {line(error)}") from error
+        raise GrowpruneError(
+            f"the model cannot be copied{uncopied(model)}: {type(error).__name__}: {line(error)}; take that off "
+            "the model while it is pruned, or give it a __deepcopy__"
+        ) from error
     for old, new in zip(model.parameters(), twin.parameters(), strict=True):
         vars(new).update(vars(old))
     memo = {key: value for key, value in memo.items() if key not in partials}
     for table in [table for module in twin.modules() for table in functions(module)]:
         table.update({key: moved(f, memo) for key, f in table.items() if isinstance(f, (FunctionType, partial))})
     return twin
+
+
+def uncopied(model: nn.Module) -> str:
+    """An attribute that cannot be copied, of the innermost module that has one; nothing if none is found."""
+    for path, module in reversed(list(model.named_modules())):
+        mine = {name: value for name, value in vars(module).items() if name not in nn.Module().__dict__}
+        for name, value in {**mine, **module._parameters, **module._buffers}.items():
+            try:
+                copy.deepcopy(value)
+            except Exception:
+                return f", for '{path}.{name}'" if path else f", for its attribute '{name}'"
+    return ""
 
 
 def functions(module: nn.Module) -> list[dict[Any, Any]]:
