@@ -19,7 +19,7 @@ from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune, differences
 from growprune.distributed import foremost, launched, own, processes
 from growprune.errors import GrowpruneError
-from growprune.feeds import COMFORT
+from growprune.feeds import COMFORT, scale_of
 from growprune.jobs import run, threads, usable
 from growprune.keeping import room
 from growprune.outcome import environment
@@ -181,7 +181,7 @@ def have_images(lab: Lab, bases: Sequence[Base]) -> None:
     for config in configs:
         if launched() and config.data in CIFARS:
             continue
-        data.load(config.data, lab.options.get("data_dir"))
+        data.load(config.data, lab.options.get("data_dir"), scaled=scale_of(config))
         if (there := available(config)) < config.batch:
             raise GrowpruneError(
                 f"--images: {there} training images in {config.data}, less than a batch ({config.batch})"
