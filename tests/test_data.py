@@ -511,6 +511,28 @@ def test_large_or_mixed_images_are_streamed_unless_forced(tmp_path: Path) -> Non
         load(str(tmp_path / "pair"), stream=True)
 
 
+def test_only_files_are_images(tmp_path: Path) -> None:
+    """A pipe would be waited for; a link that leads nowhere is an image that is missing, and named."""
+    write_folder(tmp_path)
+    cat = tmp_path / "train" / "cat"
+    os.mkfifo(cat / "pipe.png")
+    (cat / "again.png").symlink_to(cat / "pipe.png")
+    (cat / "linked.png").symlink_to(cat / "0.png")
+    assert load(str(tmp_path)).train.y.tolist() == [0] * 4 + [1] * 3
+    (cat / "nowhere.png").symlink_to(cat / "gone.png")
+    with refused(f"{cat / 'nowhere.png'}: No such file or directory"):
+        load(str(tmp_path))
+
+
+def test_an_image_that_is_too_large_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with refused(
+        f"{tmp_path / 'train' / 'cat' / '0.png'}: too large: Image size (320 pixels) exceeds limit of 200 pixels;"
+    ):
+        load(str(tmp_path))
+
+
 def test_bad_folders_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "test").rename(tmp_path / "elsewhere")

@@ -1834,3 +1834,10 @@ def test_what_imagenet_costs_is_the_measured_steps_times_the_schedule(tmp_path: 
     assert "takes 25 % of the whole batch's time while filters are pushed and 25 % in" in text
     (bench / "h200-imagenet.json").write_text(json.dumps({"steps": took | {"tune resnet50-3.06": {"ms": 48.0}}}))
     assert tables("--check", "--results", results, "--document", documents[0]) != 0
+    (file := bench / "h200-imagenet.json").write_text(json.dumps({"steps": {}}))
+    given = ("--results", results, "--document", documents[0])
+    step = cost.label(*cost.EIGHTHS[0], 8)
+    assert tables(*given) == f"{bench}: lacks '{step}' for what ImageNet costs: see benchmarks/imagenet.py"
+    file.unlink()
+    assert tables(*given) == tables("--check", *given) == f"{file}: No such file or directory"
+    assert documents[0].read_text() == text

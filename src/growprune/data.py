@@ -97,6 +97,14 @@ def described(name: str, found: Found, resolution: int, scaled: Scale | None, fl
     return Dataset(name, found.train, found.test, found.classes, mean, std, pad, flip)
 
 
+def several_classes(name: str, dataset: Dataset) -> None:
+    """Whoever trains needs them; one who only tests does not."""
+    if len(dataset.classes) < 2:
+        raise GrowpruneError(
+            f"data '{name}': only one class, '{dataset.classes[0]}': there is nothing to tell apart; add the others"
+        )
+
+
 def digits() -> Found:
     """scikit-learn's 1,797 handwritten digits, 8×8, grey, 0 to 16. The first 1,200 train, in the file's order:
     neighbours in it are often by the same hand, so a random split would be too easy."""

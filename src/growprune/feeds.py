@@ -153,6 +153,10 @@ class Images:
         for x, y in found:
             yield self.normal(x), y
 
+    def check(self) -> None:
+        """Can anything be learnt from them?"""
+        data.several_classes(self.config.data, self.dataset)
+
     def known(self) -> dict[str, Any]:
         """What tells these images from others."""
         facts = {**self.sizes, "shape": list(self.shape), "classes": list(self.dataset.classes)}

@@ -84,6 +84,7 @@ class Job:
         """All that is left to do, step by step."""
         for stage in self.stages:  # what the last one cannot do must be said before the first
             stage.check(self.images.sizes["train"])
+        self.images.check()
         tree = self.resumed()
         while self.at < len(self.stages):
             stage = self.stages[self.at]

@@ -181,7 +181,7 @@ def have_images(lab: Lab, bases: Sequence[Base]) -> None:
     for config in configs:
         if launched() and config.data in CIFARS:
             continue
-        data.load(config.data, lab.options.get("data_dir"), scaled=scale_of(config))
+        data.several_classes(config.data, data.load(config.data, lab.options.get("data_dir"), scaled=scale_of(config)))
         if (there := available(config)) < config.batch:
             raise GrowpruneError(
                 f"--images: {there} training images in {config.data}, less than a batch ({config.batch})"
