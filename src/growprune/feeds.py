@@ -180,6 +180,18 @@ class Images:
         return torch.zeros(1, *self.shape, device=self.device)
 
 
+class Last:
+    """The images of the run before: what it kept on the device is there for the next one, if that is of the same."""
+
+    def __init__(self) -> None:
+        self.images: Images | None = None
+
+    def makes_way(self, config: Config) -> None:
+        """Before the next run's are loaded: others go."""
+        if self.images is not None and self.images.config.data != config.data:
+            self.images = None
+
+
 class FromMemory:
     """Batches made on the device from its own copy of the images."""
 

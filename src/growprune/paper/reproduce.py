@@ -19,7 +19,7 @@ from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune, differences
 from growprune.distributed import foremost, launched, own, processes
 from growprune.errors import GrowpruneError
-from growprune.feeds import COMFORT, scale_of
+from growprune.feeds import COMFORT, Last, scale_of
 from growprune.jobs import run, threads, usable
 from growprune.keeping import room
 from growprune.outcome import environment
@@ -51,6 +51,7 @@ class Lab:
     device: str = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = print
+    last: Last = field(default_factory=Last, compare=False)  # what of the images is still on the device
 
     @property
     def shelf(self) -> Shelf:
@@ -123,6 +124,7 @@ def reproduce(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> N
         failures += prune(lab, ready, there, more=len(ready) < len(wanted))
         wanted = [each for each in wanted if each not in ready]
         there, _ = grounds(lab, bases)  # another process may have trained one meanwhile
+    lab.last.images = None
     undone = {lab.shelf.folder(*each).name for each in missing(lab, *experiments, only=only)}
     undone |= {lab.shelf.training(base).name for base in bases if base not in there}
     if failures := [(name, why) for name, why in failures if why != BUSY or name in undone]:
@@ -244,13 +246,13 @@ def perform(
     done, but for torchrun's, which end with it; what another process is doing, or takes up meanwhile, is left to it."""
     if launched():
         for config, folder in plans:
-            run(config, folder, label=folder.name, finished=finished, more=True)
+            run(config, folder, label=folder.name, finished=finished, more=True, last=lab.last)
         return []
     taken = [folder.name for _, folder in plans if in_use(folder)]
     failures: Failures = []
     try:
         free = [(config, folder) for config, folder in plans if folder.name not in taken]
-        side_by_side(free, lab.at_once, finished=finished, more=more)
+        side_by_side(free, lab.at_once, finished=finished, more=more, last=lab.last)
     except SomeFailedError as error:
         held = {folder.name: busy(folder) for _, folder in plans}
         failures += [(name, BUSY if why.startswith(held[name]) else why) for name, why in error.failures]
