@@ -10,18 +10,18 @@ bars, bases or cost.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from growprune import paper
+from growprune import GrowpruneError, paper
 from growprune.paper.comparison import bars_met, bases_trained, compared, done_so_far
 from growprune.paper.cost import cost
 from growprune.paper.grid import markdown
 from growprune.paper.headline import headline
 from growprune.paper.reproduce import Lab
+from growprune.run import read_json
 
 HERE = Path(__file__).parent
 IMAGES = "imagenette"
@@ -40,8 +40,13 @@ def section(name: str, lab: Lab) -> tuple[str, dict[str, bytes]]:
         return markdown(bars_met(lab, EXPERIMENTS)), {}
     if name == "cost":
         bench = lab.out.parent / "bench"
-        steps, loader = (json.loads((bench / f"h200-{each}.json").read_text()) for each in ("imagenet", "loader"))
-        return markdown(cost(steps["steps"], loader["fed"]["torchvision:resnet50"])), {}
+        steps, loader = (read_json(bench / f"h200-{each}.json") for each in ("imagenet", "loader"))
+        try:
+            return markdown(cost(steps["steps"], loader["fed"]["torchvision:resnet50"])), {}
+        except KeyError as error:
+            raise GrowpruneError(
+                f"{bench}: lacks {error} for what ImageNet costs: see benchmarks/imagenet.py"
+            ) from error
     if name == "bases":
         settings = [each for name in paper.NAMES if name not in paper.OF_IMAGES for each in paper.find(name).settings()]
         return markdown(bases_trained(lab, list(dict.fromkeys(setting.base for setting in settings)))), {}
@@ -65,6 +70,13 @@ def filled(text: str, results: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    try:
+        write(arguments)
+    except GrowpruneError as error:
+        sys.exit(str(error))
+
+
+def write(arguments: Sequence[str] | None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing, exit 1 if something would change")
     parser.add_argument("--results", type=Path, default=HERE.parent / "results" / "paper")

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -538,8 +539,10 @@ def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
          "{root}/train/a/1.png: broken, or not an image; replace it (or remove it, before a run begins)"),
         (lambda root: (root / "test" / "b" / "0.png").write_bytes(b""),
          "{root}/test/b/0.png: broken, or not an image; replace it (or remove it, before a run begins)"),
+        (lambda root: [shutil.rmtree(root / part / "b") for part in ("train", "test")],
+         "data '{root}': only one class, 'a': there is nothing to tell apart; add the others"),
     ],
-    ids=["no val", "no train", "classes", "neither", "empty class", "broken", "empty file"],
+    ids=["no val", "no train", "classes", "neither", "empty class", "broken", "empty file", "one class"],
 )  # fmt: skip
 def test_a_bad_folder_is_refused_in_one_line(tmp_path: Path, keep: str, spoil: Any, said: str) -> None:
     """What is the matter, where, and what to do; nothing is left of a run that did not begin."""
@@ -945,6 +948,9 @@ def test_bench_of_small_images_has_nothing_to_load(tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     said = f"growprune: --images: those of {tmp_path} are small and kept in memory; nothing is loaded\n"
     assert err == said
+    code, out, err = growprune_says("bench", "--images", tmp_path / "none", "--device", "cpu")
+    said = f"growprune: --images: no folder {tmp_path / 'none'}; give one that holds train/ and val/\n"
+    assert (code, out, err) == (2, "", said)
 
 
 def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import pictures
 from growprune import data
+from growprune.config import Train
 from growprune.data import Dataset, Folder, Part, Resident, load
+from growprune.distributed import World
 from growprune.errors import GrowpruneError
+from growprune.feeds import Images
 
 CLASSES = [f"class{i}" for i in range(10)]
 
@@ -506,6 +511,28 @@ def test_large_or_mixed_images_are_streamed_unless_forced(tmp_path: Path) -> Non
         load(str(tmp_path / "pair"), stream=True)
 
 
+def test_only_files_are_images(tmp_path: Path) -> None:
+    """A pipe would be waited for; a link that leads nowhere is an image that is missing, and named."""
+    write_folder(tmp_path)
+    cat = tmp_path / "train" / "cat"
+    os.mkfifo(cat / "pipe.png")
+    (cat / "again.png").symlink_to(cat / "pipe.png")
+    (cat / "linked.png").symlink_to(cat / "0.png")
+    assert load(str(tmp_path)).train.y.tolist() == [0] * 4 + [1] * 3
+    (cat / "nowhere.png").symlink_to(cat / "gone.png")
+    with refused(f"{cat / 'nowhere.png'}: No such file or directory"):
+        load(str(tmp_path))
+
+
+def test_an_image_that_is_too_large_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with refused(
+        f"{tmp_path / 'train' / 'cat' / '0.png'}: too large: Image size (320 pixels) exceeds limit of 200 pixels;"
+    ):
+        load(str(tmp_path))
+
+
 def test_bad_folders_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "test").rename(tmp_path / "elsewhere")
@@ -549,6 +576,23 @@ def test_a_folder_that_may_not_be_read_is_not_taken_for_none(
     monkeypatch.setattr(os, "scandir", forbidden)
     with pytest.raises(PermissionError, match=f"Permission denied: '{closed}'"):
         load(str(tmp_path))
+
+
+def test_what_images_are_scaled_by_is_not_measured_where_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder a thousand images would be decoded, at every run's begin. Grey ones need a number of their own."""
+    pictures.write(tmp_path)
+    config = Train(model="x", data=str(tmp_path), normalize="imagenet", device="cpu")
+    measured: list[object] = []
+    statistics = data.statistics
+    monkeypatch.setattr(data, "statistics", lambda *given: measured.append(given) or statistics(*given))
+    for name, count in ((str(tmp_path), 0), ("digits", 1)):
+        images = Images(replace(config, data=name), "cpu", World())
+        assert len(measured) == count
+        assert (images.dataset.mean == (0.485, 0.456, 0.406)) == (not count)
+    Images(replace(config, normalize="own"), "cpu", World())
+    assert len(measured) == 2
 
 
 def test_a_constant_channel_has_no_deviation() -> None:

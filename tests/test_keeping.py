@@ -29,6 +29,7 @@ from growprune.distributed import World
 from growprune.errors import GrowpruneError
 from growprune.feeds import FromMemory, Images
 from growprune.keeping import Copy, Kept
+from growprune.paper import reproduce
 from growprune.reading import Part
 from growprune.streaming import Streamed, decoded_here
 from growprune.train import Job
@@ -483,6 +484,27 @@ def test_runs_one_after_another_read_their_images_once(
     plans = [asked(each, model="pictures:wide", epochs=1, seed=i) for i, each in enumerate((root, root, other, root))]
     several.side_by_side([(plan, tmp_path / f"run{i}") for i, plan in enumerate(plans)], 1, quiet=True)
     assert there == [0, 0] * 3, "train and test, of the first, the third and the fourth run"
+
+
+@pytest.mark.parametrize("by_torchrun", [False, True])
+def test_one_command_reads_its_images_once(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_torchrun: bool
+) -> None:
+    """Of `reproduce`: base networks, then what is pruned; under torchrun one by one. Others let these go first."""
+    there: list[int] = []
+    filled = keeping.filled
+    monkeypatch.setattr(keeping, "filled", lambda *given: there.append(len(keeping._here)) or filled(*given))
+    monkeypatch.setattr(reproduce, "launched", lambda: by_torchrun)
+    shutil.copytree(root, other := tmp_path / "other")
+    lab, done = reproduce.Lab(tmp_path, device="cpu"), list[Path]()
+    for turn, each in enumerate((root, root, other)):
+        plans = [
+            (asked(each, model="pictures:wide", epochs=1, seed=i), tmp_path / f"{turn}-{i}")
+            for i in range(2 - turn // 2)
+        ]
+        assert reproduce.perform(lab, plans, done.append) == []
+    assert [folder.name for folder in done] == ["0-0", "0-1", "1-0", "1-1", "2-0"]
+    assert there == [0, 0] * 2, "train and test, of the first and the last run"
 
 
 @pytest.mark.gpu

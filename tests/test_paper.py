@@ -654,6 +654,52 @@ def test_the_forecast_goes_by_runs_that_were_done(tmp_path: Path) -> None:
     assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 66 h 40 min on this device"
 
 
+def test_the_forecast_goes_by_the_base_networks_training_where_no_run_was_done(tmp_path: Path) -> None:
+    once, lab = table1.pair(RESNET56, 0.5)[0], Lab(tmp_path, device="cpu")
+    facts = {
+        "sha256": "", "accuracy": 90.0, "seconds": 100.0, "images": {"train": 1050}, "steps": 20,
+        "environment": {"device": "cpu", "device_name": "x86_64"}, "config": {"epochs": 2, "lr": "0.1", "batch": 100},
+    }  # fmt: skip
+    about = lab.shelf.about(RESNET56)
+    guessed = forecast(lab, [], [(once, 0)])
+    for more, said in (
+        ({}, "83 h 20 min"),  # 2,000 images in 100 s, and so are 120 times 50,000
+        ({"parallel": 2}, "41 h 40 min"),
+        ({"environment": {"device": "cuda", "device_name": "H200"}}, None),
+        ({"config": facts["config"] | {"epochs": 0}}, None),  # published weights: nothing was trained
+    ):
+        about.write_text(json.dumps(facts | more))
+        expected = guessed if said is None else f"1 run to do, about {said} on this device"
+        assert forecast(lab, [], [(once, 0)]) == expected
+    about.write_text(json.dumps(facts))
+    shelve(lab, once, seconds=10.0, steps=20, images={"train": 1050}, config=facts["config"] | {"prune_batch": 50})
+    assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 8 h 20 min on this device", "a run counts more"
+
+
+def test_the_forecast_leaves_out_what_was_done(tmp_path: Path) -> None:
+    """By the newest checkpoint's name: of pushing, of 120 epochs of fine-tuning, of the base network's 100."""
+    lab, greg = Lab(tmp_path, device="cpu"), table1.pair(RESNET56, 0.5)[1]
+    plan = lab.config(greg, 0, Path())
+    pushed, tuned = recipe.schedule(plan).total_steps * plan.prune_batch, 120 * 50_000
+    run, base = lab.shelf.folder(greg, 0), lab.shelf.training(RESNET56)
+    pace = 6e-3  # guessed
+
+    def says(bases: float, runs: float) -> None:
+        text = forecast(lab, [RESNET56], [(greg, 0)])
+        assert text.endswith(f" about {duration(pace * (bases + runs) + 2)} on this device")
+
+    says(100 * 50_000, pushed + tuned)
+    for step in (100, 3_000):
+        (run / "checkpoints" / f"step-{step:09d}").mkdir(parents=True)
+    says(100 * 50_000, pushed + tuned - 3_000 * plan.prune_batch)
+    (run / "checkpoints" / f"step-{recipe.schedule(plan).total_steps + 10_000:09d}").mkdir()
+    says(100 * 50_000, tuned - 10_000 * plan.batch)
+    (base / "checkpoints" / "step-000010000").mkdir(parents=True)
+    says(100 * 50_000 - 10_000 * lab.base_config(RESNET56).batch, tuned - 10_000 * plan.batch)
+    (run / "result.json").touch()  # it has only to be shelved
+    says(100 * 50_000 - 10_000 * lab.base_config(RESNET56).batch, 0)
+
+
 def test_the_forecast_says_how_many_advance_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--parallel is for a GPU."""
     lab = Lab(tmp_path, parallel=4, device="cpu")
@@ -665,7 +711,7 @@ def test_the_forecast_says_how_many_advance_at_once(tmp_path: Path, monkeypatch:
     assert "1 run to do, about " in forecast(lab, [], wanted[:1])
 
 
-@pytest.mark.parametrize(("room", "seconds"), [(119e6, 1.8e-4), (117e6, 1 / 135 / 4)])
+@pytest.mark.parametrize(("room", "seconds"), [(119e6, 2.3e-4), (117e6, 1 / 135 / 4)])
 def test_the_forecast_knows_of_images_that_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: float, seconds: float
 ) -> None:
@@ -677,10 +723,10 @@ def test_the_forecast_knows_of_images_that_are_waited_for(
         monkeypatch.setattr(f"growprune.paper.reproduce.{name}", lambda *given, value=value: value)
     base, lab = imagenet.base("resnet50", str(tmp_path / "photographs")), Lab(tmp_path / "out")
     shown = base.epochs * 300
-    assert forecast(lab, [base], []).endswith(f" about {duration(1 + seconds * shown)} on this device")
+    assert forecast(lab, [base], []).endswith(f" about {duration(30 + seconds * shown)} on this device")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert forecast(lab, [base], []).endswith(f" about {duration(1 + seconds * shown / 4)} on this device")
+    assert forecast(lab, [base], []).endswith(f" about {duration(30 + seconds * shown / 4)} on this device")
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------
@@ -1788,3 +1834,10 @@ def test_what_imagenet_costs_is_the_measured_steps_times_the_schedule(tmp_path: 
     assert "takes 25 % of the whole batch's time while filters are pushed and 25 % in" in text
     (bench / "h200-imagenet.json").write_text(json.dumps({"steps": took | {"tune resnet50-3.06": {"ms": 48.0}}}))
     assert tables("--check", "--results", results, "--document", documents[0]) != 0
+    (file := bench / "h200-imagenet.json").write_text(json.dumps({"steps": {}}))
+    given = ("--results", results, "--document", documents[0])
+    step = cost.label(*cost.EIGHTHS[0], 8)
+    assert tables(*given) == f"{bench}: lacks '{step}' for what ImageNet costs: see benchmarks/imagenet.py"
+    file.unlink()
+    assert tables(*given) == tables("--check", *given) == f"{file}: No such file or directory"
+    assert documents[0].read_text() == text

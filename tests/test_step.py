@@ -1166,3 +1166,29 @@ def test_a_result_names_the_code_that_made_it(tmp_path: Path, monkeypatch: pytes
         found.append(outcome.source.__wrapped__())
     assert len(set(found)) == 3
     assert found[2] == found[3]
+
+
+@pytest.mark.parametrize(("epochs", "tested_every", "wanted"), [
+    (0.5, 1, 2), (38, 1, 38), (50, 1, 50), (50.1, 1, 50), (76.7, 1, 50), (99.9, 1, 50), (149, 1, 50), (608, 1, 50),
+    (90, 2, 45), (30, 4, 7), (2_000, 3, 50),
+])  # fmt: skip
+def test_notes_while_pushing_are_fifty_at_most_and_even(epochs: float, tested_every: int, wanted: int) -> None:
+    """At ends of epochs; besides there is one at the end of each phase, of which the last is the stage's."""
+    stage, epoch = SimpleNamespace(name="prune"), 10
+    job: Any = SimpleNamespace(
+        config=SimpleNamespace(eval_every=tested_every), epoch=epoch, steps=round(epochs * epoch)
+    )
+    job.phase = lambda _: "push" if job.done < job.steps // 3 else "stabilize"
+    job.over = lambda _: job.done == job.steps
+    noted, phase = [], "push"
+    for done in range(1, job.steps + 1):
+        job.done = done
+        if train.Job.due(job, stage, phase):
+            noted.append(done)
+        phase = job.phase(stage)
+    assert {job.steps // 3, job.steps} <= {*noted}
+    ends = [done for done in noted if done % (tested_every * epoch) == 0]
+    assert wanted - 1 <= len({*ends} | {job.steps}) <= wanted + 1
+    assert len(noted) <= wanted + 2
+    gaps = np.diff([0, *ends])
+    assert len(gaps) == 0 or max(gaps) - min(gaps) <= tested_every * epoch

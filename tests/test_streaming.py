@@ -30,10 +30,12 @@ from growprune.distributed import World
 from growprune.errors import GrowpruneError
 from growprune.feeds import Images
 from growprune.reading import picture
+from growprune.run import read_notes
 from growprune.streaming import Streamed
 from growprune.train import Job
 from growprune.workers import Worker
 from pictures import SIZE, some, write
+from runs import COMMAND, newest, until
 
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -340,13 +342,58 @@ def test_the_file_that_a_worker_died_over_is_named(tmp_path: Path, made: Any) ->
     assert str(caught.value).startswith(f"a loader process died while it read {slow}: ")
 
 
-def test_interrupts_are_left_to_the_main_process(root: Path, made: Any) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signals_are_left_to_the_main_process(root: Path, made: Any, number: int) -> None:
     streamed = made(root, batch=1, workers=1)
     epoch = streamed.epoch(0, 0, 0)
     next(epoch)
-    pid = process_of(streamed)
-    os.kill(pid, signal.SIGINT)
+    os.kill(process_of(streamed), number)
     assert len(list(epoch)) == 26
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_to_the_whole_group_stops_a_run_saved(root: Path, tmp_path: Path, number: int) -> None:
+    """As a terminal or `timeout` sends it: whatever reads for the run, and the server that forks it, get it too."""
+    run = tmp_path / "run"
+    command = [*COMMAND, "train", "--model", "pictures:tiny", "--data", root, "--resolution", SIZE, "--batch", 9,
+               "--workers", 2, "--epochs", 100_000, "--save-every", 1000, "--device", "cpu", "--threads", 1,
+               "--out", run]  # fmt: skip
+    with subprocess.Popen(
+        list(map(str, command)), cwd=Path(__file__).parent, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # whatever started the tests may have it ignored
+    ) as process:  # fmt: skip
+        assert until(lambda: len(read_notes(run)) > 2, lambda: process.poll() is None)
+        os.killpg(process.pid, number)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number, said
+    assert "failed" not in said
+    assert f"all saved; go on with: growprune resume {run}\n" in said
+    assert newest(run).name > "step-000000000"
+
+
+def test_who_starts_workers_is_deaf_from_the_first(root: Path) -> None:
+    """Torch takes seconds to load there: a signal that comes meanwhile must not end it. The main process loses none."""
+    code = f"""
+if __name__ == "__main__":
+    import os, signal
+    from growprune.data import load
+    from growprune.streaming import Streamed
+    from growprune.workers import HEEDED, Worker
+    heard = set()
+    for number in HEEDED:
+        signal.signal(number, lambda number, frame: heard.add(number))
+    streamed = Streamed(load({str(root)!r}, stream=True), "cpu", 1, 1, 16)
+    worker = Worker(streamed._workers._reader)
+    for number in HEEDED:
+        os.killpg(0, number)
+    print(len(list(streamed.epoch(0, 0, 0))), heard == set(HEEDED), worker._process.is_alive())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, start_new_session=True
+    )
+    assert done.stdout.split() == ["27", "True", "True"], done
+    assert done.returncode == 0
+    assert not done.stderr
 
 
 def test_workers_end_with_the_loader(root: Path, made: Any) -> None:
@@ -379,6 +426,22 @@ if __name__ == "__main__":
         process.kill()
     assert len(pids) == 2
     assert all(map(ended, pids))
+
+
+def test_a_process_ends_that_has_not_closed_them(root: Path) -> None:
+    """They do not heed the signal by which multiprocessing would end them."""
+    code = f"""
+if __name__ == "__main__":
+    from growprune.data import load
+    from growprune.streaming import Streamed
+    streamed = Streamed(load({str(root)!r}, stream=True), "cpu", 1, 2, 16)
+    next(streamed.epoch(0, 0, 0))
+    print(*[worker._process.pid for worker in streamed._workers._all], flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert not done.stderr
+    assert all(ended(int(pid)) for pid in done.stdout.split())
 
 
 def test_a_gpu_that_is_not_there_is_refused(root: Path, made: Any) -> None:

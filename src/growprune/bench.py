@@ -59,6 +59,8 @@ def bench(asked: Bench) -> dict[str, Any]:
 
 def fed(asked: Bench) -> dict[str, Any]:
     """Whether a folder's large images keep the step fed, by model."""
+    if not Path(asked.data).expanduser().is_dir():
+        raise GrowpruneError(f"--images: no folder {asked.data}; give one that holds train/ and val/")
     return measured(asked, "fed", feeding)
 
 

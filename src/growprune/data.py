@@ -28,6 +28,8 @@ from growprune.reading import HELD_OUT, Folder, Found, Part, Wanted, cores, pict
 
 NAMES = ("digits", *KINDS)
 SAMPLED = 1000  # images of a streamed set that its mean and deviation are taken from
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and deviation, a number for each channel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,19 +61,21 @@ def load(
     download: bool = True,
     stream: bool | None = None,
     resolution: int = 224,
+    scaled: Scale | None = None,
 ) -> Dataset:
     """`digits`, `cifar10`, `cifar100`, or a folder's path.
 
     CIFAR is looked for in `data_dir` (by default ./data) and downloaded into it if it is not there. A folder holds
     train.npz and test.npz (as x, y, classes), CIFAR's python files, or train/<class>/ and val/<class>/ (or test/) with
     images. Those of one size up to 64 pixels a side are kept in memory, others are streamed; `stream` forces either.
-    Images of several sizes that are forced into memory are brought to squares of `resolution` pixels.
+    Images of several sizes that are forced into memory are brought to squares of `resolution` pixels. Mean and
+    deviation are the training images' own, or `scaled` where that has as many channels.
     """
     wanted = Wanted(stream, resolution)
     if name == "digits":
-        return described(name, digits(), resolution, flip=False)
+        return described(name, digits(), resolution, scaled, flip=False)
     if name in KINDS:
-        return described(name, cifar(name, Path(data_dir or "data"), download, wanted), resolution)
+        return described(name, cifar(name, Path(data_dir or "data"), download, wanted), resolution, scaled)
     root = Path(name).expanduser()
     if not root.is_dir():
         what = "is a file; a folder is wanted" if root.exists() else f"no such image set{nearest(name, NAMES)}"
@@ -82,13 +86,23 @@ def load(
         raise GrowpruneError(
             f"{root}: {there}; train/ and val/ (or test/) with class folders belong there, or train.npz and test.npz"
         )
-    return described(root.resolve().name, found, resolution)
+    return described(root.resolve().name, found, resolution, scaled)
 
 
-def described(name: str, found: Found, resolution: int, flip: bool = True) -> Dataset:
-    mean, std = statistics(found.train, resolution)
+def described(name: str, found: Found, resolution: int, scaled: Scale | None, flip: bool = True) -> Dataset:
+    channels = found.train.x.shape[3] if isinstance(found.train, Part) else 3
+    given = scaled if scaled is not None and len(scaled[0]) == channels else None
+    mean, std = given or statistics(found.train, resolution)
     pad = min(found.train.x.shape[1:3]) // 8 if isinstance(found.train, Part) else 0
     return Dataset(name, found.train, found.test, found.classes, mean, std, pad, flip)
+
+
+def several_classes(name: str, dataset: Dataset) -> None:
+    """Whoever trains needs them; one who only tests does not."""
+    if len(dataset.classes) < 2:
+        raise GrowpruneError(
+            f"data '{name}': only one class, '{dataset.classes[0]}': there is nothing to tell apart; add the others"
+        )
 
 
 def digits() -> Found:
@@ -144,7 +158,7 @@ def unstreamed(found: Found, wanted: Wanted) -> Found:
 # -- mean and deviation ----------------------------------------------------------------------------------------------
 
 
-def statistics(part: Part | Folder, resolution: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(part: Part | Folder, resolution: int) -> Scale:
     """Mean and standard deviation of each channel's values / 255, from exact counts of the 256 values.
 
     Of a streamed set, every so many-th image counts, a thousand at most.

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from growprune import data, distributed, keeping
 from growprune.config import Config
-from growprune.data import Dataset, Normal, Resident
+from growprune.data import Dataset, Normal, Resident, Scale
 from growprune.distributed import World, first_here
 from growprune.errors import GrowpruneError
 from growprune.keeping import GB, Kept
 from growprune.reading import Folder, Part
 from growprune.streaming import Decode, Streamed, undecodable
 
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ESTIMATION, BATCHES = 9, 10
 """Stage number and count of the batches that batch norm's statistics are estimated from, and criteria measured on."""
 LARGE = 250
@@ -32,6 +32,11 @@ BETTER = 1.25
 """How many times as fast the GPU must decode to be chosen: beside a step, which needs it too, it loses so much."""
 
 
+def scale_of(config: Config) -> Scale | None:
+    """Mean and deviation that do not hang on the images."""
+    return IMAGENET if config.normalize == "imagenet" else None
+
+
 class Images:
     """One image set on one device."""
 
@@ -39,9 +44,7 @@ class Images:
         if config.decode == "gpu" and not device.startswith("cuda"):
             raise GrowpruneError("--decode gpu: needs a CUDA device; give cpu or auto")
         with first_here(world):
-            found = data.load(config.data, config.data_dir, resolution=config.resolution)
-        if config.normalize == "imagenet" and len(found.mean) == 3:
-            found = replace(found, mean=IMAGENET[0], std=IMAGENET[1])
+            found = data.load(config.data, config.data_dir, resolution=config.resolution, scaled=scale_of(config))
         self.dataset: Dataset = found if config.augment else replace(found, pad=0, flip=False, crop=False)
         self.config, self.device, self.world = config, device, world
         self.test = found.test.to(device) if isinstance(found.test, Part) else None
@@ -150,6 +153,10 @@ class Images:
         for x, y in found:
             yield self.normal(x), y
 
+    def check(self) -> None:
+        """Can anything be learnt from them?"""
+        data.several_classes(self.config.data, self.dataset)
+
     def known(self) -> dict[str, Any]:
         """What tells these images from others."""
         facts = {**self.sizes, "shape": list(self.shape), "classes": list(self.dataset.classes)}
@@ -171,6 +178,18 @@ class Images:
 
     def example(self) -> Tensor:
         return torch.zeros(1, *self.shape, device=self.device)
+
+
+class Last:
+    """The images of the run before: what it kept on the device is there for the next one, if that is of the same."""
+
+    def __init__(self) -> None:
+        self.images: Images | None = None
+
+    def makes_way(self, config: Config) -> None:
+        """Before the next run's are loaded: others go."""
+        if self.images is not None and self.images.config.data != config.data:
+            self.images = None
 
 
 class FromMemory:

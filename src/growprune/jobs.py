@@ -23,6 +23,7 @@ from growprune.choosing import determinism
 from growprune.config import Config
 from growprune.distributed import World
 from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
+from growprune.feeds import Last
 from growprune.measurement import measure, weight_sparsity
 from growprune.outcome import environment
 from growprune.reading import cores
@@ -41,18 +42,20 @@ def run(
     label: str = "",
     finished: Callable[[Path], None] = lambda folder: None,
     more: bool = False,
+    last: Last | None = None,
 ) -> dict[str, Any]:
     """Do, or go on with, the run that `config` describes, in the folder `out`; returns what result.json says.
 
     `finished` hears of it, in the first process if there are several; the others wait for that. Whoever asks it to stop
-    when there is nothing left to stop gets its result; where `more` runs follow, they are not begun.
+    when there is nothing left to stop gets its result; where `more` runs follow, they are not begun, and find in `last`
+    what this one had on the device.
     """
     device = usable(distributed.own(config.device))
     config = replace(config, device=device.partition(":")[0])
     world, device = distributed.join(device)
     try:
         with distributed.one_voice(world):
-            result, late = one(config, out, device, world, quiet, label)
+            result, late = one(config, out, device, world, quiet, label, last or Last())
             if world.first:
                 finished(out)
             if distributed.from_first(world, more and late):
@@ -65,7 +68,7 @@ def run(
 
 
 def one(
-    config: Config, out: Path, device: str, world: World, quiet: bool, label: str
+    config: Config, out: Path, device: str, world: World, quiet: bool, label: str, last: Last
 ) -> tuple[dict[str, Any], int | None]:
     """The result, and the signal that came too late to stop it."""
     folder = Folder.claim(out, config) if world.first else None
@@ -84,8 +87,10 @@ def one(
             at_home(folder, world, progress),
             heeding(jobs) as asked,
         ):
+            last.makes_way(config)
             jobs.append(Job(config, folder, device, world, progress))
-            for _, failure in together(jobs):
+            for job, failure in together(jobs):
+                last.images = job.images
                 if failure is not None:
                     raise failure
         return jobs[0].result, asked[-1] if asked else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,24 +172,23 @@ def listed(split: Path) -> tuple[Folder, tuple[str, ...]]:
     return Folder(tuple(files), torch.tensor(labels)), tuple(classes)
 
 
-def images_below(root: Path) -> Iterable[str]:
-    """Linked folders too, but each place once: a link may lead back to where it lies."""
+def images_below(root: str | Path) -> Iterator[str]:
+    """Linked folders too, but each place once: a link may lead back to where it lies. What is no file (a pipe, on which
+    reading would wait) does not count; a link that leads nowhere does, and is named when it is read."""
     seen: set[str] = set()
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for place, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+    waiting = [os.fspath(root)]
+    while waiting:
+        place = waiting.pop()
         if (real := os.path.realpath(place)) in seen:
-            folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (
-            os.path.join(place, name)
-            for name in names
-            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-        )
+        entries = sorted((e for e in os.scandir(place) if not e.name.startswith(".")), key=lambda entry: entry.name)
+        waiting += reversed([entry.path for entry in entries if entry.is_dir()])
+        yield from (entry.path for entry in entries if entry.name.lower().endswith(EXTENSIONS) and is_file(entry))
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
 
 
 class MixedSizesError(Exception):
@@ -237,7 +236,10 @@ def picture(file: str, source: Any = None, fit: int = 0, near: int = 0) -> Pixel
 
 def unreadable(file: str, error: BaseException) -> str:
     reason = error.strerror if isinstance(error, OSError) else None
-    return f"{file}: {reason or 'broken, or not an image; replace it (or remove it, before a run begins)'}"
+    what = "broken, or not an image"
+    if type(error).__name__ == "DecompressionBombError":  # PIL's, which need not be loaded here
+        what = f"too large: {str(error).partition(',')[0]}"
+    return f"{file}: {reason or f'{what}; replace it (or remove it, before a run begins)'}"
 
 
 def rgb(image: Image.Image) -> Image.Image:

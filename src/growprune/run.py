@@ -262,6 +262,13 @@ def in_use(path: Path) -> bool:
     return False
 
 
+def saved(path: Path) -> int:
+    """The step of a run's newest checkpoint, by its name: whether it is whole is not asked."""
+    with suppress(OSError):
+        return max((step for step, _ in checkpoint.finished(path / CHECKPOINTS)), default=0)
+    return 0
+
+
 def read_notes(folder: Path) -> list[dict[str, Any]]:
     """All that can be read: a damaged line must not keep a run from its end."""
     path, found = folder / NOTES, []

@@ -13,7 +13,7 @@ import torch
 from growprune.choosing import Measured
 from growprune.config import Config
 from growprune.errors import GrowpruneError, StoppedError, told
-from growprune.feeds import Images
+from growprune.feeds import Last
 from growprune.jobs import FINISHED, heeding, surroundings, threads, together, usable
 from growprune.report.progress import Progress
 from growprune.run import Folder, busy
@@ -36,15 +36,16 @@ def side_by_side(
     quiet: bool = False,
     finished: Callable[[Path], None] = lambda folder: None,
     more: bool = False,
+    last: Last | None = None,
 ) -> list[dict[str, Any]]:
     """Runs on one device, `parallel` at a time, each giving what it gives alone; `finished` hears of each. One that
     fails is told at once, and again in the end. Whoever asks them to stop when there is nothing left to stop gets the
-    results; where `more` follows, it is not begun."""
+    results; where `more` follows, it is not begun, and finds in `last` what these had on the device."""
     if not configs:
         return []
     if len({(usable(each.device), each.deterministic, each.threads) for each, _ in configs}) > 1:
         raise GrowpruneError("side by side, all runs need the same --device, --deterministic and --threads")
-    several = Several(configs, usable(configs[0][0].device), quiet, finished)
+    several = Several(configs, usable(configs[0][0].device), quiet, finished, last or Last())
     with several.screens, surroundings(several.configs[0][0]), heeding(several.running) as several.asked:
         try:
             for job, failure in together(several.jobs(), parallel):
@@ -69,7 +70,12 @@ class Several:
     """What is running, what is done, what has failed: by number."""
 
     def __init__(
-        self, configs: Sequence[tuple[Config, Path]], device: str, quiet: bool, finished: Callable[[Path], None]
+        self,
+        configs: Sequence[tuple[Config, Path]],
+        device: str,
+        quiet: bool,
+        finished: Callable[[Path], None],
+        last: Last,
     ) -> None:
         self.device, self.quiet, self.finished = device, quiet, finished
         self.configs = [(replace(each, device=device.partition(":")[0]), out) for each, out in configs]
@@ -80,7 +86,7 @@ class Several:
         self.numbers: dict[int, int] = {}
         self.measured: Measured = {}  # the same network need not be measured twice
         self.asked: Sequence[int] = ()
-        self.images: Images | None = None  # the last run's: what it kept on the device is there for the next
+        self.last = last
         self.screens = ExitStack()
 
     def jobs(self) -> Iterator[Job]:
@@ -93,8 +99,7 @@ class Several:
     def start(self, number: int) -> bool:
         """Is there something to do?"""
         config, out = self.configs[number]
-        if self.images is not None and self.images.config.data != config.data:
-            self.images = None
+        self.last.makes_way(config)
         progress = self.screens.enter_context(Progress(out.name, self.quiet))
         if self.device == "cpu":
             torch.set_num_threads(threads(config))  # one that was taken up again had those it began with
@@ -113,7 +118,7 @@ class Several:
         return False
 
     def end(self, job: Job, failure: Exception | None) -> None:
-        number, self.images = self.numbers.pop(id(job)), job.images
+        number, self.last.images = self.numbers.pop(id(job)), job.images
         self.running.remove(job)
         if failure is None:
             try:

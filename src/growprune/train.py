@@ -36,6 +36,8 @@ from growprune.step import Choice, NonFiniteError, Step
 
 CHECKED_EVERY = 200
 """Steps between two looks at whether all was finite, on a GPU; until then a bad step has changed nothing."""
+NOTES = 50
+"""Taken at ends of epochs while filters are pushed, if there are as many."""
 
 
 class Job:
@@ -82,6 +84,7 @@ class Job:
         """All that is left to do, step by step."""
         for stage in self.stages:  # what the last one cannot do must be said before the first
             stage.check(self.images.sizes["train"])
+        self.images.check()
         tree = self.resumed()
         while self.at < len(self.stages):
             stage = self.stages[self.at]
@@ -180,9 +183,10 @@ class Job:
     def due(self, stage: Stage, phase: str) -> bool:
         """Is a note due: at the end of some epochs, of a phase, of the stage?"""
         every = self.config.eval_every * self.epoch
-        if stage.name == "prune":  # long, and nobody reads 500 notes
-            every = max(every, self.steps // 50 // self.epoch * self.epoch)
-        return self.done % every == 0 or self.over(stage) or self.phase(stage) != phase
+        some = self.done % every == 0
+        if some and stage.name == "prune":  # long, and nobody reads 500 notes: at the first end after each fiftieth
+            some = self.done * NOTES // self.steps > (self.done - every) * NOTES // self.steps
+        return some or self.over(stage) or self.phase(stage) != phase
 
     def interrupted(self) -> bool:
         if self.world.size > 1 and self.cuda and self.done % 10:  # asking the others makes a GPU wait for its host

@@ -3,14 +3,19 @@
 They are not a DataLoader's: there, a worker that is killed can leave a lock behind, on which the loader waits for ever
 (we saw it happen). Here each has a pipe of its own and shares no lock. When it dies its pipe ends, which says at once
 who died, and over which file. When the main process dies, however suddenly, the pipes end too, and the workers leave.
+Nothing else ends them: a signal to the whole group (Ctrl-C, `timeout`) is the main process's, which may still want
+batches to come to its next step and save.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import count, cycle
 from typing import Any, NamedTuple
 
@@ -31,6 +36,7 @@ class Sample(NamedTuple):
 
 Batch = tuple[Tensor, list[int]]  # images, B x R x R x 3; or files' bytes, one after the other, and how many of each
 Reads = Callable[[list[Sample], Callable[[int], None]], Batch]  # the second argument hears which sample it is at
+HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # by the main process: see `jobs.heeding`
 
 
 class Workers:
@@ -96,7 +102,10 @@ class Worker:
             self.pipe, theirs = context.Pipe()
             self._busy = context.RawArray("q", 2)  # the ticket, and the place in it of the image it reads; -1: none
             self._process = context.Process(target=serve, args=(theirs, reader, self._busy), daemon=True)
-            self._process.start()
+            # Before multiprocessing itself would end it at exit: by SIGTERM, and then wait for it.
+            multiprocessing.util.Finalize(self, ended, (self.pipe, self._process), exitpriority=0)
+            with undisturbed():
+                self._process.start()
         except (EOFError, OSError) as error:
             why = line(error) or "what starts them has died"
             raise DeadError(f"no loader process could be started ({why}): {OUT}") from error
@@ -146,9 +155,30 @@ class Worker:
             self._process.join()
 
 
+def ended(pipe: Any, process: Any) -> None:
+    """Nobody wants anything of it any more; it holds nothing that could be lost."""
+    pipe.close()
+    if process.is_alive():
+        process.kill()
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What is started in here, the server that forks workers too, is deaf to these signals from its first moment on.
+    Here they are not lost: they come afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+    try:
+        multiprocessing.resource_tracker.ensure_running()  # which, once it has begun, lets some of them through again
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def serve(pipe: Any, reader: Reads, busy: Any) -> None:
     """A worker's life: it ends when the other end of the pipe does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's, which may still want a batch
+    for each in HEEDED:  # also if the server that forked it was begun by others
+        signal.signal(each, signal.SIG_IGN)
     torch.set_num_threads(1)
     try:
         while True:

@@ -7,7 +7,7 @@ an interrupted one goes on where it was. The table can be made at any time from 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,18 +19,18 @@ from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune, differences
 from growprune.distributed import foremost, launched, own, processes
 from growprune.errors import GrowpruneError
-from growprune.feeds import COMFORT
+from growprune.feeds import COMFORT, Last, scale_of
 from growprune.jobs import run, threads, usable
 from growprune.keeping import room
 from growprune.outcome import environment
 from growprune.paper.grid import Experiment
 from growprune.paper.imagenet import IMAGES, about_as_many
-from growprune.paper.results import LOCAL, OLD, Found, Ground, Shelf, run_facts
-from growprune.paper.setting import KINDS, Base, Scale, Setting, called
+from growprune.paper.results import LOCAL, OLD, Found, Ground, Shelf, base_facts, run_facts
+from growprune.paper.setting import IMAGENET, KINDS, Base, Scale, Setting, called
 from growprune.reading import images_below, subfolders
 from growprune.recipe import schedule
 from growprune.report import duration
-from growprune.run import CONFIG, busy, in_use, read_config, read_json
+from growprune.run import CONFIG, RESULT, busy, in_use, read_config, read_json, saved
 from growprune.several import SomeFailedError, side_by_side
 from growprune.streaming import default_workers
 
@@ -51,6 +51,7 @@ class Lab:
     device: str = "auto"
     options: dict[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = print
+    last: Last = field(default_factory=Last, compare=False)  # what of the images is still on the device
 
     @property
     def shelf(self) -> Shelf:
@@ -123,6 +124,7 @@ def reproduce(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> N
         failures += prune(lab, ready, there, more=len(ready) < len(wanted))
         wanted = [each for each in wanted if each not in ready]
         there, _ = grounds(lab, bases)  # another process may have trained one meanwhile
+    lab.last.images = None
     undone = {lab.shelf.folder(*each).name for each in missing(lab, *experiments, only=only)}
     undone |= {lab.shelf.training(base).name for base in bases if base not in there}
     if failures := [(name, why) for name, why in failures if why != BUSY or name in undone]:
@@ -181,7 +183,7 @@ def have_images(lab: Lab, bases: Sequence[Base]) -> None:
     for config in configs:
         if launched() and config.data in CIFARS:
             continue
-        data.load(config.data, lab.options.get("data_dir"))
+        data.several_classes(config.data, data.load(config.data, lab.options.get("data_dir"), scaled=scale_of(config)))
         if (there := available(config)) < config.batch:
             raise GrowpruneError(
                 f"--images: {there} training images in {config.data}, less than a batch ({config.batch})"
@@ -206,7 +208,8 @@ def train(lab: Lab, bases: Sequence[Base]) -> Failures:
     """Base networks, each once for all runs."""
     folders = {lab.shelf.training(base): base for base in bases}
     plans = [(lab.base_config(base), folder) for folder, base in folders.items()]
-    return perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder]), more=True)
+    at_once = min(lab.at_once, len(plans))
+    return perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder], at_once), more=True)
 
 
 def prune(lab: Lab, wanted: Wanted, there: Mapping[Base, Ground], more: bool = False) -> Failures:
@@ -243,13 +246,13 @@ def perform(
     done, but for torchrun's, which end with it; what another process is doing, or takes up meanwhile, is left to it."""
     if launched():
         for config, folder in plans:
-            run(config, folder, label=folder.name, finished=finished, more=True)
+            run(config, folder, label=folder.name, finished=finished, more=True, last=lab.last)
         return []
     taken = [folder.name for _, folder in plans if in_use(folder)]
     failures: Failures = []
     try:
         free = [(config, folder) for config, folder in plans if folder.name not in taken]
-        side_by_side(free, lab.at_once, finished=finished, more=more)
+        side_by_side(free, lab.at_once, finished=finished, more=more, last=lab.last)
     except SomeFailedError as error:
         held = {folder.name: busy(folder) for _, folder in plans}
         failures += [(name, BUSY if why.startswith(held[name]) else why) for name, why in error.failures]
@@ -260,13 +263,16 @@ def perform(
 
 GUESS = {  # two CPU cores; one H200 with four runs of the small ones at once
     "cpu": {"resnet56": 6e-3, "vgg19": 8e-3, "resnet34": 0.2, "resnet50": 0.25},
-    "cuda": {"resnet56": 12e-6, "vgg19": 8e-6, "resnet34": 1e-4, "resnet50": 1.8e-4},
+    "cuda": {"resnet56": 12e-6, "vgg19": 8e-6, "resnet34": 1.7e-4, "resnet50": 2.3e-4},
 }
-"""Seconds an image takes in training where nothing was measured yet."""
+"""Seconds an image takes in training where nothing was measured yet. A GPU's with large images are those of
+results/imagenette-first, whose runs shared one by two, halved."""
 SMALL = 3e-4
 """The same at smoke scale."""
 BESIDES = 1.0
 """Seconds a run takes besides what it counts itself: its report, its files."""
+LARGE = 30.0
+"""The same of large images on a GPU: the folder is looked through, ways of computing are tried and compiled."""
 DECODED = 135
 """JPEGs of ImageNet's size that a core brings in a second (results/bench/h200-loader.json)."""
 KEPT = 3 * 256**2
@@ -274,14 +280,13 @@ KEPT = 3 * 256**2
 
 
 def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
-    """How many runs, and about how long: by runs of the same network that were done on such a device, else a guess."""
+    """How many runs, and about how long: by what was done on such a device, less what runs have done already."""
     there = {base: available(lab.base_config(base)) for base in {*bases, *(setting.base for setting, _ in wanted)}}
     paces = {base: pace(lab, base, images) for base, images in there.items()}
-    seconds = sum(paces[base] * lab.base_config(base).epochs * there[base] for base in bases)
+    seconds = sum(paces[base] * left(lab.base_config(base), lab.shelf.training(base), there[base]) for base in bases)
     for setting, seed in wanted:
-        plan = lab.config(setting, seed, Path())
-        shown = schedule(plan).total_steps * plan.prune_batch + plan.epochs * there[setting.base]
-        seconds += paces[setting.base] * shown
+        plan, folder = lab.config(setting, seed, Path()), lab.shelf.folder(setting, seed)
+        seconds += paces[setting.base] * left(plan, folder, there[setting.base])
     fetched = sum(base.weights is not None and lab.scale != "smoke" for base in bases)
     networks = "".join(
         f"{count} base network{'s' * (count > 1)} to {what} and "
@@ -289,11 +294,30 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
         if count
     )
     seconds /= processes()
-    seconds += BESIDES * (len(bases) + len(wanted))
+    seconds += sum(besides(lab, base) for base in (*bases, *(setting.base for setting, _ in wanted)))
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
     if len(wanted) > 1:
         runs += f", {min(lab.at_once, len(wanted))} at once" if lab.at_once > 1 else ", one after another"
     return f"{networks}{runs}, about {duration(seconds)} on this device"
+
+
+def left(plan: Config, folder: Path, images: int) -> float:
+    """Images that a run has still to be shown, if it has begun in this folder, by its newest checkpoint's name."""
+    if (folder / RESULT).exists():
+        return 0.0
+    stages = [(plan.epochs * images / plan.batch, plan.batch)]
+    if isinstance(plan, Prune):
+        stages.insert(0, (schedule(plan).total_steps, plan.prune_batch))
+    done, shown = saved(folder), 0.0
+    for steps, batch in stages:
+        shown += max(0.0, steps - done) * batch
+        done = max(0, done - int(steps))
+    return shown
+
+
+def besides(lab: Lab, base: Base) -> float:
+    large = lab.scale != "smoke" and base.recipe is IMAGENET and usable(lab.device).startswith("cuda")
+    return LARGE if large else BESIDES
 
 
 def available(config: Config) -> int:
@@ -305,17 +329,12 @@ def available(config: Config) -> int:
 
 
 def pace(lab: Lab, base: Base, images: int) -> float:
-    """Seconds an image, of so many; of several runs that advance at once each one's share."""
+    """Seconds an image, of so many: as runs of this network took, else its own training, else a guess."""
     device = usable(lab.device).partition(":")[0]
-    same: list[float] = []
-    for path in (path for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json")):
-        with suppress(GrowpruneError):
-            past = run_facts(path)
-            if past["environment"]["device"] == device and (shown := trained_on(past)):
-                shared = past["environment"].get("world", 1) / past.get("parallel", 1)
-                same.append(past["seconds"] / shown * shared)
-    if same:
-        return statistics.median(same)
+    runs = (path for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json"))
+    for measured in (took(runs, run_facts, device), took([lab.shelf.about(base)], base_facts, device)):
+        if measured:
+            return statistics.median(measured)
     if lab.scale == "smoke":
         return SMALL
     guess = GUESS[device][base.model.rpartition(":")[2]]
@@ -324,8 +343,20 @@ def pace(lab: Lab, base: Base, images: int) -> float:
     return max(guess, 1 / DECODED / default_workers())  # the step waits for images
 
 
+def took(files: Iterable[Path], facts: Callable[[Path], dict[str, Any]], device: str) -> list[float]:
+    """Seconds an image on such a device, of each run that is one: of several that advanced at once each one's share."""
+    found: list[float] = []
+    for path in files:
+        with suppress(GrowpruneError):
+            past = facts(path)
+            if past["environment"].get("device") == device and (shown := trained_on(past)):
+                found.append(past["seconds"] / shown * past["environment"].get("world", 1) / past.get("parallel", 1))
+    return found
+
+
 def trained_on(result: Mapping[str, Any]) -> int:
     """How many images a run was shown."""
     config = result["config"]
     tuned = int(config["epochs"] * (result["images"]["train"] // config["batch"]))
-    return tuned * int(config["batch"]) + int(result["steps"] - tuned) * int(config["prune_batch"])
+    pushed = int(result["steps"] - tuned) * int(config["prune_batch"]) if "prune_batch" in config else 0
+    return tuned * int(config["batch"]) + pushed

@@ -121,7 +121,7 @@ class Shelf:
     def network(self, base: Base, sha256: str) -> Path:
         return self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
 
-    def keep_base(self, base: Base) -> None:
+    def keep_base(self, base: Base, parallel: int = 1) -> None:
         """Put a base network on the shelf, under its hash; one that was lost and has been trained again, if it is the
         very same."""
         folder, about = self.training(base), self.about(base)
@@ -143,7 +143,8 @@ class Shelf:
         if about.exists():
             return
         notes = [note["accuracy"] for note in read_notes(folder)]
-        put(about, facts | {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes})
+        known = {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes, "parallel": parallel}
+        put(about, facts | known)
 
 
 @dataclass(frozen=True)
