@@ -55,8 +55,9 @@ from growprune.paper.reproduce import (
     reproduce,
     same_images,
 )
-from growprune.paper.results import Found
+from growprune.paper.results import Found, Shelf
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
+from growprune.reading import fingerprint
 from growprune.report import duration
 from growprune.run import in_use, lock
 from growprune.several import SomeFailedError, side_by_side
@@ -374,6 +375,55 @@ def test_another_folder_of_the_same_name_is_refused(tmp_path: Path) -> None:
         else:
             same_images(lab, [base])
     same_images(lab, [RESNET56])
+
+
+def test_another_folder_of_the_same_name_and_number_is_refused(tmp_path: Path) -> None:
+    """By the names and sizes of its images, as far as the base network's file has them. The folder may move."""
+    folder, lab = tmp_path / "pets", Lab(tmp_path / "out", device="cpu")
+    lab.out.mkdir()
+    for number, split in enumerate(("train", "val")):
+        for name in ("cat", "dog"):
+            (folder / split / name).mkdir(parents=True)
+            (folder / split / name / "0.jpg").write_bytes(b"." * number)
+    about = lab.shelf.about(imagenet.base("resnet34", str(folder)))
+    facts = {"images": {"train": 2}, "fingerprint": fingerprint(folder)}
+    about.write_text(json.dumps(facts))
+    (folder / "val").rename(folder / "test")
+    (folder / "train" / "cat" / ".hidden.jpg").touch()
+    (elsewhere := tmp_path / "elsewhere" / "pets").parent.mkdir()
+    folder.rename(elsewhere)
+    base = imagenet.base("resnet34", str(elsewhere))
+    same_images(lab, [base])
+    cat = elsewhere / "train" / "cat" / "0.jpg"
+    for spoil, restore in (
+        (lambda: cat.write_bytes(b"1"), lambda: cat.write_bytes(b"")),
+        (lambda: cat.rename(cat.with_name("1.jpg")), lambda: cat.with_name("1.jpg").rename(cat)),
+        (lambda: cat.rename(cat.parents[1] / "dog" / "1.jpg"), lambda: None),
+    ):
+        spoil()
+        about.write_text(json.dumps(facts))
+        with pytest.raises(GrowpruneError, match=r"pets: by names and sizes not the images that .*out holds runs of"):
+            same_images(lab, [base])
+        about.write_text(json.dumps({"images": {"train": 2}}))  # written before there was such a thing
+        same_images(lab, [base])
+        restore()
+
+
+def test_a_base_network_knows_its_images_and_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are when it is put on the shelf: what it was trained on, and how many were at once."""
+    images, kept = tmp_path / "pets", list[tuple[Any, ...]]()
+    for split in ("train", "val"):
+        (images / split / "cat").mkdir(parents=True)
+        (images / split / "cat" / "0.jpg").touch()
+    monkeypatch.setattr(Shelf, "keep_base", lambda shelf, *given: kept.append(given))
+    monkeypatch.setattr(paper.reproduce, "perform", lambda lab, plans, shelve, more: [shelve(f) for _, f in plans])
+    bases = [imagenet.base("resnet34", str(images)), imagenet.base("resnet50", str(images)), RESNET56]
+    paper.reproduce.train(Lab(tmp_path / "out", device="cpu", parallel=2), bases)
+    assert kept == [(bases[0], 1, fingerprint(images)), (bases[1], 1, fingerprint(images)), (bases[2], 1, None)]
+    kept.clear()
+    monkeypatch.setattr(paper.reproduce, "usable", lambda device: "cuda")
+    paper.reproduce.train(Lab(tmp_path / "out", parallel=2), bases)
+    assert [parallel for _, parallel, _ in kept] == [2, 2, 2]
 
 
 def test_the_short_scale_differs_by_ku_alone() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,7 +127,7 @@ def read_npz(path: Path) -> tuple[Part, tuple[str, ...]]:
 def read_classes(root: Path, wanted: Wanted) -> Found:
     """root/train/<class>/ and root/val/<class>/ (or test/), with images at any depth below."""
     train, classes = listed(root / "train")
-    held_out = next((root / name for name in HELD_OUT if subfolders(root / name)), None)
+    held_out = held_out_of(root)
     if held_out is None:
         raise GrowpruneError(
             f"{root}: has train/, but no val/ or test/ with a folder for each class; put the images to test on there"
@@ -148,6 +150,24 @@ def read_classes(root: Path, wanted: Wanted) -> Found:
             return Found(root, train, test, classes)
     size = wanted.resolution
     return Found(root, in_memory(train, None, size), in_memory(test, None, size), classes)
+
+
+def held_out_of(root: Path) -> Path | None:
+    return next((root / name for name in HELD_OUT if subfolders(root / name)), None)
+
+
+def fingerprint(root: Path) -> str | None:
+    """Tells a set of class folders from any other, wherever it lies: by the names and sizes of its images. None has
+    what is no such set."""
+    held_out, found = held_out_of(root), hashlib.sha256()
+    if held_out is None or not subfolders(root / "train"):
+        return None
+    for split in (root / "train", held_out):
+        for file in sorted(file for name in subfolders(split) for file in images_below(split / name)):
+            with suppress(OSError):  # a link that leads nowhere: whoever reads it will say so
+                found.update(os.fsencode(f"{os.path.relpath(file, split)} {os.stat(file).st_size}\n"))
+        found.update(b"\n")
+    return found.hexdigest()[:16]
 
 
 def subfolders(root: Path) -> list[str]:

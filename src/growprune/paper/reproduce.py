@@ -27,7 +27,7 @@ from growprune.paper.grid import Experiment
 from growprune.paper.imagenet import IMAGES, about_as_many
 from growprune.paper.results import LOCAL, OLD, Found, Ground, Shelf, base_facts, run_facts
 from growprune.paper.setting import IMAGENET, KINDS, Base, Scale, Setting, called
-from growprune.reading import images_below, subfolders
+from growprune.reading import fingerprint, images_below, subfolders
 from growprune.recipe import schedule
 from growprune.report import duration
 from growprune.run import CONFIG, RESULT, busy, in_use, read_config, read_json, saved
@@ -191,17 +191,30 @@ def have_images(lab: Lab, bases: Sequence[Base]) -> None:
 
 
 def same_images(lab: Lab, bases: Sequence[Base]) -> None:
-    """A folder is known by its name: of another one of that name, results must not be taken for this one's."""
+    """A folder is known by its name: of another one of that name, results must not be taken for this one's. It may lie
+    elsewhere; a base network that does not know the names and sizes of its images is compared by their number."""
     for base in bases:
         config, about = lab.base_config(base), lab.shelf.about(base)
         if not about.exists() or not Path(config.data).is_dir():
             continue
-        before, now = read_json(about)["images"]["train"], available(config)
+        facts = read_json(about)
+        before, now = facts["images"]["train"], available(config)
         if not about_as_many(before, now):
             raise GrowpruneError(
                 f"{config.data}: {now:,} training images, but {lab.out} holds runs of {base.name} on {before:,}: "
                 "give another --out"
             )
+        known, these = facts.get("fingerprint"), marked(config)
+        if known and these and known != these:
+            raise GrowpruneError(
+                f"{config.data}: by names and sizes not the images that {lab.out} holds runs of {base.name} on: "
+                "put those back, or give another --out"
+            )
+
+
+def marked(config: Config) -> str | None:
+    """What tells a folder of images from others; None has a set that goes by its name."""
+    return fingerprint(Path(config.data)) if config.data not in data.NAMES else None
 
 
 def train(lab: Lab, bases: Sequence[Base]) -> Failures:
@@ -209,7 +222,12 @@ def train(lab: Lab, bases: Sequence[Base]) -> Failures:
     folders = {lab.shelf.training(base): base for base in bases}
     plans = [(lab.base_config(base), folder) for folder, base in folders.items()]
     at_once = min(lab.at_once, len(plans))
-    return perform(lab, plans, lambda folder: lab.shelf.keep_base(folders[folder], at_once), more=True)
+
+    def shelve(folder: Path) -> None:
+        base = folders[folder]
+        lab.shelf.keep_base(base, at_once, marked(lab.base_config(base)))
+
+    return perform(lab, plans, shelve, more=True)
 
 
 def prune(lab: Lab, wanted: Wanted, there: Mapping[Base, Ground], more: bool = False) -> Failures:

@@ -121,9 +121,9 @@ class Shelf:
     def network(self, base: Base, sha256: str) -> Path:
         return self.out / "bases" / f"{base.named(self.scale)}-{sha256[:16]}.safetensors"
 
-    def keep_base(self, base: Base, parallel: int = 1) -> None:
+    def keep_base(self, base: Base, parallel: int = 1, images: str | None = None) -> None:
         """Put a base network on the shelf, under its hash; one that was lost and has been trained again, if it is the
-        very same."""
+        very same. `images` tells those that it was trained on from others (`reading.fingerprint`)."""
         folder, about = self.training(base), self.about(base)
         network = (folder / MODEL).read_bytes()
         sha256 = hashlib.sha256(network).hexdigest()
@@ -144,7 +144,7 @@ class Shelf:
             return
         notes = [note["accuracy"] for note in read_notes(folder)]
         known = {"sha256": sha256, "accuracy": facts["accuracy"]["final"], "course": notes, "parallel": parallel}
-        put(about, facts | known)
+        put(about, facts | known | {"fingerprint": images})
 
 
 @dataclass(frozen=True)
