@@ -34,7 +34,7 @@ from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
 from growprune.feeds import FromFiles, Images
-from growprune.run import tested_as
+from growprune.run import as_tested
 from growprune.streaming import undecodable
 
 COMMANDS = ["demo", "train", "prune", "resume", "eval", "measure", "bench", "reproduce"]
@@ -636,9 +636,9 @@ def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
     config = configs.Train(model="test_cli:large", data=str(tmp_path), threads=1, resolution=64)
     (run / "config.json").write_text(json.dumps(config.to_json()))
     safetensors.torch.save_file(large().state_dict(), run / "model.safetensors")
-    assert tested_as(run)["decode"] == "auto"
+    assert as_tested(run)["decode"] == "auto"
     (run / "result.json").write_text(json.dumps({"choices": {"images": {"decode": "gpu", "cpu": 1.0, "gpu": 2.0}}}))
-    assert tested_as(run)["decode"] == "gpu"
+    assert as_tested(run)["decode"] == "gpu"
     code, out, err = growprune_says("eval", run, "--device", "cpu", "--workers", 0, "--json")
     assert (code, err) == (0, "")
     assert document(out)["images"] == 4

@@ -754,6 +754,41 @@ def test_a_removal_that_changes_the_network_is_refused(how: str) -> None:
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in model.parameters()]
 
 
+class Touchy(Owned):
+    """What it puts out hangs on the last digits, as what a detector selects does."""
+
+    single, late = False, 0.0
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        assert not (self.single and x.dtype == torch.double)
+        x = torch.sin(super().forward(x, scale) * 1e6)
+        return x + self.late * (8 - self.conv2.out_channels)
+
+
+def touchy() -> Touchy:
+    model = Touchy()
+    randomize(model, torch.Generator().manual_seed(0))
+    return model
+
+
+def test_what_strays_by_rounding_alone_is_not_refused() -> None:
+    pruner = gp.Pruner(touchy(), IMAGE, schedule=gp.OneShot())
+    assert not pruner.skipped
+    small = pruner.compact()
+    assert small.conv2.out_channels == 4
+    assert {t.dtype for t in small.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(("late", "single"), [(0.01, False), (0.0, True)])
+def test_what_strays_with_all_digits_is_refused(late: float, single: bool) -> None:
+    """A width in what follows the last layer; or a forward that has no more digits to show."""
+    model = touchy()
+    pruner = gp.Pruner(model, IMAGE, schedule=gp.OneShot())
+    model.late, model.single = late, single
+    with pytest.raises(gp.GrowpruneError, match=r"strays .* by .* depend on a width, .* sorts or selects"):
+        pruner.compact()
+
+
 # -- folding and calibration -------------------------------------------------------------------------------------------
 
 

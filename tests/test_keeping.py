@@ -338,7 +338,7 @@ def test_a_run_by_command(root: Path, tmp_path: Path) -> None:
     code, out, _ = growprune_says("eval", tmp_path / "run", "--workers", 0, "--json")
     assert code == 0
     assert json.loads(out)["accuracy"] == result["accuracy"]["final"]
-    assert run.tested_as(tmp_path / "run")["decode"] == "cpu"
+    assert run.as_tested(tmp_path / "run")["decode"] == "cpu"
 
 
 # -- where they stay ---------------------------------------------------------------------------------------------------

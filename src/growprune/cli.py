@@ -251,10 +251,10 @@ def evaluate(
 
     Of a run (`growprune eval RUN`), or of weights (`growprune eval --model M --weights W --data D`).
     """
-    from growprune.run import tested_as
+    from growprune.run import as_tested
 
     asked = {name: value for name, value in vars(configs.Eval(**given)).items() if value is not None}
-    wanted = {**(tested_as(run) if run is not None else {}), **asked}
+    wanted = {**(as_tested(run) if run is not None else {}), **asked}
     for name in ("model", "weights", "data"):
         if name not in wanted:
             raise GrowpruneError(f"eval: give the folder of a run, or --model, --weights and --data (no --{name} here)")

@@ -298,7 +298,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def tested_as(run: Path) -> dict[str, Any]:
+def as_tested(run: Path) -> dict[str, Any]:
     """The options with which a run's network is tested to the very accuracy that the run found."""
     found = read_config(run)
     result = read_json(run / RESULT) if (run / RESULT).is_file() else {}
