@@ -413,6 +413,29 @@ def test_what_nobody_reads_stays() -> None:
     assert torch.isfinite(pruner.compact().train()(torch.randn(2, 3), torch.tensor([0, 1])))
 
 
+def test_scores_that_are_masked_are_compared_as_others_are() -> None:
+    """A token that cannot come has −∞; what differs elsewhere is seen all the same, and NaN is nothing's equal."""
+
+    class Masked(nn.Module):
+        def __init__(self, by: float, wide: bool = False) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+            self.by, self.wide = by, wide
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.b(self.a(x))
+            y = self.out(x) * (x.shape[1] if self.wide else 1)
+            return y.masked_fill(torch.tensor([True, False, False, False]), self.by)
+
+    x = torch.randn(2, 3)
+    assert gp.Pruner(Masked(-torch.inf), x, gp.OneShot()).compact().b.out_features == 4
+    said = "without a filter of 'b' it fails: the output changes by"
+    with pytest.warns(UserWarning, match="1 layers stay"), pytest.raises(gp.GrowpruneError, match=said):
+        gp.Pruner(Masked(-torch.inf, wide=True), x, gp.OneShot())
+    with pytest.raises(gp.GrowpruneError, match="puts out NaN"):
+        gp.Pruner(Masked(torch.nan), x, gp.OneShot())
+
+
 def test_noise_of_training_keeps_nothing_from_going() -> None:
     """A dropout by hand; noise in evaluation does, for a narrower network draws other numbers."""
 

@@ -66,8 +66,10 @@ def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
             own.num_features = ran.num_features
     if [t.shape for t in outs[0]] != [t.shape for t in outs[1]]:
         return float("inf")
-    scale = max((float(t.abs().max()) for t in outs[1] if t.numel()), default=0.0)
-    worst = max((float((x - y).abs().max()) for x, y in zip(*outs, strict=True) if x.numel()), default=0.0)
+    finite = (t[t.isfinite()] for t in outs[1])
+    scale = max((float(t.abs().max()) for t in finite if t.numel()), default=0.0)
+    apart = [torch.where(x == y, 0.0, (x - y).abs()) for x, y in zip(*outs, strict=True)]  # ∞ is ∞: of masked scores
+    worst = max((float(t.max()) for t in apart if t.numel()), default=0.0)
     return worst / (scale or 1.0)
 
 
