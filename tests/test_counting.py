@@ -243,6 +243,8 @@ WEIGHTS: dict[str, Callable[..., Tensor]] = {
     "of two factors": lambda x, w, m: x @ (w @ m.T @ m),  # only the outer product is a layer
     "copied": lambda x, w, m: x @ w.double().float().contiguous().detach(),
     "expanded": lambda x, w, m: torch.bmm(x, w.expand(BATCH, -1, -1)),
+    "of an activation's dtype": lambda x, w, m: x @ w.type_as(x),
+    "of an activation's shape": lambda x, w, m: torch.bmm(x, w.expand_as(x[:, :IN].new_zeros(BATCH, IN, OUT))),
     "written into": lambda x, w, m: x @ w.clone().mul_(m),
 }
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision.ops import roi_align
 
 import growprune as gp
@@ -253,16 +254,21 @@ def test_what_a_recurrent_layer_takes_in_goes(kind: type[nn.RNNBase], both: bool
 
 def test_the_state_that_a_recurrent_layer_begins_with_stays() -> None:
     class Begun(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, packed: bool = False) -> None:
             super().__init__()
             self.a, self.begin, self.b = nn.Linear(6, 8), nn.Linear(8, 4), nn.Linear(8, 8)
-            self.read, self.out = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 2)
+            self.read, self.packed = nn.GRU(8, 4, batch_first=True), packed
+            self.out = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.a(x)
-            return self.out(self.read(self.b(x), self.begin(x[:, 0])[None])[0])  # type: ignore[no-any-return]
+            state, x = self.begin(x[:, 0])[None], self.b(x)
+            x = pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True) if self.packed else x
+            return self.out(self.read(x, state)[1][0])  # type: ignore[no-any-return]
 
     pruner = gp.Pruner(Begun(), torch.randn(2, 5, 6), gp.OneShot())
+    packed = gp.Pruner(Begun(packed=True), torch.randn(2, 5, 6), gp.OneShot())
+    assert (packed.skipped, "begin" in packed.stays) == ({}, True)
     assert pruner.stays["begin"] == "gru() needs all of its channels"
     assert pruner.compact().read.input_size == 4
 
@@ -434,24 +440,48 @@ def test_scores_that_are_masked_are_compared_as_others_are() -> None:
         gp.Pruner(Masked(-torch.inf, wide=True), x, gp.OneShot())
     with pytest.raises(gp.GrowpruneError, match="puts out NaN"):
         gp.Pruner(Masked(torch.nan), x, gp.OneShot())
+    second = nn.ModuleDict({"first": Masked(0.0), "second": Masked(torch.nan)})
+    second.forward = lambda x: [net(x) for net in second.values()]  # type: ignore[method-assign]
+    with pytest.raises(gp.GrowpruneError, match="puts out NaN"):
+        gp.Pruner(second, x, gp.OneShot())
+
+
+def test_a_convolution_of_a_buffer_says_what_becomes_of_it() -> None:
+    blur = nn.Conv2d(8, 8, 1, bias=False)
+    kernel = blur.weight.data
+    del blur.weight
+    blur.register_buffer("weight", kernel)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), blur, nn.Conv2d(8, 2, 1))
+    pruner = gp.Pruner(model, torch.randn(1, 3, 4, 4), gp.OneShot())
+    assert ("2" in pruner.stays) != ("2" in pruner.masks())
+    single = gp.Pruner(model, torch.randn(1, 3, 4, 4), gp.OneShot(), granularity="weight")
+    assert single.stays["2"] == "its weight is a buffer, which nothing trains"
+
+
+DRAWN: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x * torch.empty_like(x).bernoulli_(0.5) + torch.randn_like(x),
+    lambda x: x + torch.randn(x.shape),
+    lambda x: x * x.new_empty(1, x.shape[1]).bernoulli_(0.9),
+)
 
 
 def test_noise_of_training_keeps_nothing_from_going() -> None:
     """A dropout by hand; noise in evaluation does, for a narrower network draws other numbers."""
 
     class Noisy(nn.Module):
-        def __init__(self, always: bool) -> None:
+        def __init__(self, always: bool, drawn: Callable[[Tensor], Tensor]) -> None:
             super().__init__()
             self.a, self.b, self.c, self.always = nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 4), always
-            self.out = nn.Linear(4, 2)
+            self.out, self.drawn = nn.Linear(4, 2), drawn
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.b(self.a(x))
             if self.training or self.always:
-                x = x * torch.empty_like(x).bernoulli_(0.5) + torch.randn_like(x)
+                x = self.drawn(x)
             return self.out(self.c(x))  # type: ignore[no-any-return]
 
-    free, kept = (gp.Pruner(Noisy(always), torch.randn(2, 3), gp.OneShot()) for always in (False, True))
-    assert [layer.name for layer in free.groups.layers] == ["b", "c"]
-    assert [layer.name for layer in kept.groups.layers] == ["c"]
-    assert kept.skipped == {}
+    for drawn in DRAWN:
+        free, kept = (gp.Pruner(Noisy(always, drawn), torch.randn(2, 3), gp.OneShot()) for always in (False, True))
+        assert [layer.name for layer in free.groups.layers] == ["b", "c"]
+        assert [layer.name for layer in kept.groups.layers] == ["c"]
+        assert kept.skipped == {}

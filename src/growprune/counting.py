@@ -124,6 +124,8 @@ class Macs:
         inputs = list(tensors((args, kwargs)))
         kinds = {self.of(t) for t in inputs}
         kind = operator(func)
+        if kind.endswith("_as"):  # only the shape, or the dtype, of the second is asked
+            kinds = {self.of(inputs[0])}
         alone = bool(kinds) and None not in kinds and self.formula(func, args) is None
         shape_only = kind.endswith("_like") or kind.startswith("new_")
         own = any(kinds) if alone and not shape_only else None

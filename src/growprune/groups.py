@@ -174,7 +174,7 @@ def build(
         made = weights(model, found, untouched)
     else:
         made = filters(found, coupled, untouched, stem)
-    return replace(made, stays=made.stays | others(model, found))
+    return replace(made, stays=others(model, found) | made.stays)
 
 
 def others(model: nn.Module, found: Trace) -> dict[str, str]:
@@ -185,7 +185,7 @@ def others(model: nn.Module, found: Trace) -> dict[str, str]:
     for path, module in model.named_modules():
         if not isinstance(module, LAYERS):
             continue
-        weight = module._parameters.get("weight")
+        weight = {**module._buffers, **module._parameters}.get("weight")
         name = "" if weight is None else names[id(weight)]
         if name not in used:
             if weight is None or name in found.pinned:

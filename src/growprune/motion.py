@@ -287,11 +287,9 @@ def like(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> 
 
 def noise(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Tensor) -> None:
     """Random numbers. A narrower tensor draws others, so that no proof could hold: what meets them stays. Of training
-    nothing is proved: there they are as wide as what they are drawn for (a dropout by hand)."""
-    if tracer.first:
-        tracer.mark(out, blank(out, FIXED))
-    else:
-        like(tracer, func, args, kwargs, out)
+    nothing is proved: there they are as wide as what they are drawn for (a dropout by hand), or of no account."""
+    labelled = not tracer.first and isinstance(args[0], Tensor) and hasattr(args[0], "_labels")
+    tracer.mark(out, tracer.of(args[0]) if labelled else blank(out, FIXED if tracer.first else NONE))
 
 
 def constant(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -> None:

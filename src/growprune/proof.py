@@ -69,8 +69,8 @@ def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
     finite = (t[t.isfinite()] for t in outs[1])
     scale = max((float(t.abs().max()) for t in finite if t.numel()), default=0.0)
     apart = [torch.where(x == y, 0.0, (x - y).abs()) for x, y in zip(*outs, strict=True)]  # ∞ is ∞: of masked scores
-    worst = max((float(t.max()) for t in apart if t.numel()), default=0.0)
-    return worst / (scale or 1.0)
+    largest = [t.max() for t in apart if t.numel()]
+    return float(torch.stack(largest).max()) / (scale or 1.0) if largest else 0.0  # NaN if any is
 
 
 def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float | None:

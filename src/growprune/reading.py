@@ -203,8 +203,15 @@ def images_below(root: str | Path) -> Iterator[str]:
             continue
         seen.add(real)
         entries = sorted((e for e in os.scandir(place) if not e.name.startswith(".")), key=lambda entry: entry.name)
-        waiting += reversed([entry.path for entry in entries if entry.is_dir()])
+        waiting += reversed([entry.path for entry in entries if is_folder(entry)])
         yield from (entry.path for entry in entries if entry.name.lower().endswith(EXTENSIONS) and is_file(entry))
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:

@@ -153,7 +153,8 @@ def recurrent(tracer: Tracer, func: Any, args: Args, kwargs: Kwargs, out: Any) -
     if len(names) < len(first):
         tracer.give_up(func, args, kwargs, out)
         return
-    tracer.give_up(func, args[1:2], {}, out)  # the state that it begins with, and what it makes
+    begun = argument(func, args, kwargs, "hx")  # the state that it begins with
+    tracer.give_up(func, [begun], {}, out)
     read = tracer.channels(x, x.dim() - 1)
     for name, weight in zip(names, first, strict=True):
         tracer.tie(tracer.dimension(name, weight, 1, "read"), read)
@@ -270,10 +271,10 @@ def table() -> dict[str, Rule]:
         (pad, "pad constant_pad_nd"),
         (
             constant,
-            "zeros ones empty full arange new_zeros new_ones new_empty new_full rand randn scalar_tensor linspace eye",
+            "zeros ones empty full arange new_zeros new_ones new_empty new_full scalar_tensor linspace eye",
         ),
         (like, "zeros_like ones_like empty_like full_like"),
-        (noise, "rand_like randn_like randint_like bernoulli uniform normal exponential random"),
+        (noise, "rand randn rand_like randn_like randint_like bernoulli uniform normal exponential random"),
     ):
         rules.update(dict.fromkeys(names.split(), rule))
     return rules

@@ -153,7 +153,7 @@ def copied(model: nn.Module) -> nn.Module:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
         raise GrowpruneError(
-            f"the model cannot be copied{uncopied(model)}: {type(error).__name__}: {line(error)}; take that off "
+            f"the model cannot be copied{uncopied(model, memo)}: {type(error).__name__}: {line(error)}; take that off "
             "the model while it is pruned, or give it a __deepcopy__"
         ) from error
     for old, new in zip(model.parameters(), twin.parameters(), strict=True):
@@ -164,13 +164,13 @@ def copied(model: nn.Module) -> nn.Module:
     return twin
 
 
-def uncopied(model: nn.Module) -> str:
+def uncopied(model: nn.Module, memo: Mapping[int, Any]) -> str:
     """An attribute that cannot be copied, of the innermost module that has one; nothing if none is found."""
     for path, module in reversed(list(model.named_modules())):
         mine = {name: value for name, value in vars(module).items() if name not in nn.Module().__dict__}
         for name, value in {**mine, **module._parameters, **module._buffers}.items():
             try:
-                copy.deepcopy(value)
+                copy.deepcopy(value, dict(memo))
             except Exception:
                 return f", for '{path}.{name}'" if path else f", for its attribute '{name}'"
     return ""

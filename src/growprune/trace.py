@@ -150,7 +150,6 @@ class Tracer(TorchDispatchMode):
         self.noted = 0  # MACs so far, in operations and work
         self.layers = Macs(model)
         self.names = {id(t): name for name, t in tensors(model).items()}
-        self.copies: list[Tensor] = []  # of parameters: kept, so that no other tensor comes by their ids
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -193,7 +192,7 @@ class Tracer(TorchDispatchMode):
     def give_up(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         """No rule: whatever this operator touches stays."""
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if any(hasattr(t, "_labels") or id(t) in self.names for t in inputs):
+        if any(hasattr(t, "_labels") or self.name(t) is not None for t in inputs):
             self.trace.unknown[str(func)] += 1
         for t in inputs:
             self.pin(self.of(t))
@@ -204,12 +203,11 @@ class Tracer(TorchDispatchMode):
     # -- labels of tensors ---------------------------------------------------------------------------------------
 
     def name(self, t: Tensor | None) -> str | None:
-        return None if t is None else self.names.get(id(t))
+        return None if t is None else self.names.get(id(t), getattr(t, "_name", None))
 
     def also(self, copy: Tensor, name: str) -> None:
         """A parameter's own value in another tensor, as where weights are cast to another dtype before their use."""
-        self.names[id(copy)] = name
-        self.copies.append(copy)
+        copy._name = name  # type: ignore[attr-defined]
 
     def of(self, t: Tensor) -> Tensor:
         """The labels of a tensor, compressed, of the tensor's own rank; a constant's are FIXED."""

@@ -204,8 +204,8 @@ def same_images(lab: Lab, bases: Sequence[Base]) -> None:
                 f"{config.data}: {now:,} training images, but {lab.out} holds runs of {base.name} on {before:,}: "
                 "give another --out"
             )
-        known, these = facts.get("fingerprint"), marked(config)
-        if known and these and known != these:
+        known = facts.get("fingerprint")
+        if known and (these := marked(config)) and known != these:
             raise GrowpruneError(
                 f"{config.data}: by names and sizes not the images that {lab.out} holds runs of {base.name} on: "
                 "put those back, or give another --out"
