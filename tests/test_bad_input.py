@@ -548,3 +548,18 @@ def test_a_model_without_storage_is_refused() -> None:
 
 def test_an_example_on_another_device_is_refused() -> None:
     refused("example", example=X.to("meta"))
+
+
+def test_an_activation_that_is_kept_is_not_what_cannot_be_copied() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.box, self.kept = nn.Linear(3, 2), threading.Lock(), torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = self.layer(x)
+            return self.kept
+
+    model, x = Keeps(), torch.randn(2, 3)
+    model(x)
+    error(lambda: gp.Pruner(model, x), "its attribute 'box'")

@@ -149,11 +149,12 @@ def copied(model: nn.Module) -> nn.Module:
     tables = [table for module in model.modules() for table in functions(module)]
     partials = {id(f): f for table in tables for f in table.values() if isinstance(f, partial)}
     memo |= partials  # deepcopy would copy what they hold, whosever it is
+    known = dict(memo)
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
         raise GrowpruneError(
-            f"the model cannot be copied{uncopied(model, memo)}: {type(error).__name__}: {line(error)}; take that off "
+            f"the model cannot be copied{uncopied(model, known)}: {type(error).__name__}: {line(error)}; take that off "
             "the model while it is pruned, or give it a __deepcopy__"
         ) from error
     for old, new in zip(model.parameters(), twin.parameters(), strict=True):
