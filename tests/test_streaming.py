@@ -407,17 +407,21 @@ def test_workers_end_with_the_loader(root: Path, made: Any) -> None:
     assert ended(pid)
 
 
-def test_workers_end_with_the_process(root: Path) -> None:
-    """Killed at once, it cannot tell them to."""
-    code = f"""
+def reading(root: Path) -> str:
+    """A program that has begun to read and tells its workers' numbers."""
+    return f"""
 if __name__ == "__main__":
     from growprune.data import load
     from growprune.streaming import Streamed
     streamed = Streamed(load({str(root)!r}, stream=True), "cpu", 1, 2, 16)
     next(streamed.epoch(0, 0, 0))
     print(*[worker._process.pid for worker in streamed._workers._all], flush=True)
-    input()
 """
+
+
+def test_workers_end_with_the_process(root: Path) -> None:
+    """Killed at once, it cannot tell them to."""
+    code = reading(root) + "    input()\n"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -430,14 +434,7 @@ if __name__ == "__main__":
 
 def test_a_process_ends_that_has_not_closed_them(root: Path) -> None:
     """They do not heed the signal by which multiprocessing would end them."""
-    code = f"""
-if __name__ == "__main__":
-    from growprune.data import load
-    from growprune.streaming import Streamed
-    streamed = Streamed(load({str(root)!r}, stream=True), "cpu", 1, 2, 16)
-    next(streamed.epoch(0, 0, 0))
-    print(*[worker._process.pid for worker in streamed._workers._all], flush=True)
-"""
+    code = reading(root)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert not done.stderr
