@@ -554,7 +554,7 @@ def test_an_activation_that_is_kept_is_not_what_cannot_be_copied() -> None:
     class Keeps(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer, self.box, self.kept = nn.Linear(3, 2), threading.Lock(), torch.zeros(())
+            self.layer, self.kept, self.box = nn.Linear(3, 2), torch.zeros(()), threading.Lock()
 
         def forward(self, x: Tensor) -> Tensor:
             self.kept = self.layer(x)

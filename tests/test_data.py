@@ -518,6 +518,7 @@ def test_only_files_are_images(tmp_path: Path) -> None:
     os.mkfifo(cat / "pipe.png")
     (cat / "again.png").symlink_to(cat / "pipe.png")
     (cat / "linked.png").symlink_to(cat / "0.png")
+    (cat / "loop").symlink_to(cat / "loop")
     assert load(str(tmp_path)).train.y.tolist() == [0] * 4 + [1] * 3
     (cat / "nowhere.png").symlink_to(cat / "gone.png")
     with refused(f"{cat / 'nowhere.png'}: No such file or directory"):
