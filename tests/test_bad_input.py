@@ -107,13 +107,16 @@ def test_what_is_no_ratio(ratios: Any) -> None:
 
 def test_unknown_layer_names_suggest_the_nearest() -> None:
     refused("'conv22'", "did you mean 'conv2'", ratios={"conv22": 0.5})
-    refused("'norm1'", ratios={"norm1": 0.5})
     refused("'conv22'", ratios={"conv22": 0.0})
 
 
 def test_a_named_layer_that_cannot_go_alone_says_why() -> None:
     refused("'conv3'", "coupled=True", ratios={"conv3": 0.5})
-    refused("'fc'", ratios={"fc": 0.5})
+    refused("'fc'", "it makes what the model returns", ratios={"fc": 0.5})
+    refused("'1.0.0'", "it is ignored", model=backbone(2), ratios={"1.0.0": 0.5}, ignore=["1.0.0"])
+    refused("'conv3'", "go with those of 'conv1'", ratios={"conv3": 0.5}, coupled=True)
+    refused("'norm1' (BatchNorm2d)", "convolutions and linear layers do", ratios={"norm1": 0.5})
+    refused("'1' (Sequential)", "name those inside it, as '1.0.0', '1.0.2'", model=backbone(2), ratios={"1": 0.5})
 
 
 @pytest.mark.parametrize("ratios", [0.999, {"conv2": 0.9999}, gp.Global(0.99)])
@@ -412,6 +415,25 @@ def test_frozen_parameters(granularity: str) -> None:
     model = Net()
     model.conv1.weight.requires_grad_(False)
     gp.Pruner(model, X)  # not one that goes
+
+
+def test_frozen_after_the_pruner_was_made() -> None:
+    model = Net()
+    pruner = gp.Pruner(model, X)
+    model.conv2.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    error(lambda: pruner.attach(optimizer), "'conv2.weight' is frozen", "ignore=['conv2']")
+    model.conv2.requires_grad_(True)
+    pruner.attach(optimizer)
+
+
+def test_what_only_the_path_scope_pushes_may_be_frozen() -> None:
+    model = Net()
+    model.conv3.requires_grad_(False)  # it reads what conv2 makes
+    refused("'conv3.weight' is frozen", "scope='filter'", model=model, scope="path")
+    gp.Pruner(model, X, scope="filter")
+    model.conv2.weight.requires_grad_(False)
+    refused("2 tensors are frozen", "ignore=['conv2', 'conv3']", model=model, scope="path")
 
 
 def backbone(blocks: int) -> nn.Module:

@@ -29,7 +29,7 @@ import typer
 from torch import nn
 
 import growprune
-from growprune import bench, cli, data, jobs
+from growprune import bench, cli, data, jobs, models
 from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
@@ -233,7 +233,11 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("bench --model ,", "--model: no network is named"),
         ("bench --model vgg91", "did you mean 'vgg19'?"),
         ("bench --compile yes", "--compile: 'yes' is not auto, on or off"),
-        ("measure --ratios 0.5 --speedup 2", "give --ratios SPEC or --speedup X, not both"),
+        ("measure --ratios 0.5 --speedup 2", "give one of --ratios, --speedup and --global-ratio, not --ratios and"),
+        ("measure --global-ratio 0.5", "--global-ratio: which filters are least hangs on the weights: give --weights"),
+        ("measure --global-stem", "--global-stem: only with --global-ratio"),
+        ("measure --ratios 0.5 --ignore nowhere", "ignore: the model has no layer 'nowhere'"),
+        ("measure --weights none", "weights 'none': no such file"),
         ("measure --ratios", "'--ratios' requires an argument"),
         ("measure --speedup 2 more", "more"),
         ("measure --speedup 0.5", "--speedup: 0.5 must be above 1"),
@@ -647,6 +651,20 @@ def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
 def large(num_classes: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def test_a_run_that_is_called_by_a_name_like_its_own_is_suggested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of torchvision:resnet50 has no colon in its name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/prune-torchvision-resnet50-digits", "elsewhere/mine", "runs/train-vgg19-digits"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    wanted = "runs/prune-torchvision-resnet50-digits"
+    for said in ("runs/prune-torchvision:resnet50-digits", "prune-torchvision-resnet50-digits"):
+        assert f"no such folder, did you mean '{wanted}'?" in growprune_says("resume", said)[2]
+    assert "did you mean 'elsewhere/mine'?" in growprune_says("eval", "elsewhere/mime")[2]
 
 
 def test_resume_where_there_is_no_gpu_shows_what_is_finished_and_refuses_what_is_not(
@@ -1063,6 +1081,24 @@ def test_measure_takes_functions_of_a_users_own() -> None:
     code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5)
     assert "1 stays whole (it makes what the model returns): 4" in out
     assert growprune_says("measure", "--model", "test_cli:asking", "--num-classes", 5)[0] == 0
+
+
+def test_a_plan_may_go_by_weights_and_leave_layers_alone(tmp_path: Path) -> None:
+    net = models.create("resnet20")
+    with torch.no_grad():
+        net.get_submodule("layer3.1.conv1").weight[:10].zero_()  # type: ignore[union-attr, operator, index]
+    growprune.save(net, tmp_path / "net.safetensors")
+    asked = "measure", "--model", "resnet20", "--weights", tmp_path / "net.safetensors", "--json"
+    ours = document(growprune_says(*asked, "--global-ratio", 0.02)[1])
+    once, everywhere = growprune.OneShot(), growprune.Global(0.02)
+    pruner = growprune.Pruner(net, torch.zeros(1, 3, 32, 32), once, ratios=everywhere)
+    assert ours["widths"] == {name: [len(kept), int(kept.sum())] for name, kept in pruner.masks().items()}
+    assert ours["widths"]["layer3.1.conv1"][1] < 64
+    left = document(growprune_says(*asked, "--ratios", 0.5, "--ignore", "layer1, layer3.1.conv1")[1])["widths"]
+    assert "layer2.0.conv1" in left
+    assert not [name for name in left if name.startswith("layer1") or name == "layer3.1.conv1"]
+    growprune.save(pruner.compact(), tmp_path / "net.safetensors")
+    assert document(growprune_says(*asked)[1])["macs"]["before"] == ours["macs"]["after"]
 
 
 def test_a_network_that_cannot_be_pruned_is_measured_all_the_same() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
@@ -335,6 +336,8 @@ def test_global_leaves_layers_alone_that_lose_nothing() -> None:
     assert [sizes[-1][i] for i in (1, 3)] == [sizes[picked - 1][i] for i in (1, 3)]
     assert sizes[-1][2] < sizes[picked - 1][2]
     assert list(pruner.separation()) == ["2"]
+    shown = r"Separation\(kept=[\d.e+-]+, pruned=[\d.e+-]+, spread=[\d.e+-]+, 8 norms\)"
+    assert re.fullmatch(shown, repr(pruner.separation()["2"]))
     assert "6 of 24 filters go in 1 layers" in repr(pruner)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from growprune.compact import held
 from growprune.errors import GrowpruneError
 from growprune.groups import LAYERS, UNREACHED, Groups, Layer, layer_name, owner
+from growprune.ratios import ByName, Spec
 from growprune.running import tensors, unsound
 from growprune.schedule import Schedule
 
@@ -74,6 +75,16 @@ def choices(schedule: Schedule, granularity: str, scope: str) -> None:
         raise GrowpruneError("scope='path' is for filters: a single weight has no path")
 
 
+def named(model: nn.Module, spec: Spec, groups: Groups) -> None:
+    """Ratios by name are for layers that have filters; a model has other modules too."""
+    modules = dict(model.named_modules())
+    for name in (each for each, _ in spec.ratios) if isinstance(spec, ByName) else ():
+        if name in modules and name not in groups.order and name not in groups.stays:
+            inside = [f"'{layer.name}'" for layer in groups.layers if layer.name.startswith(f"{name}.") or not name]
+            way = f"name those inside it, as {', '.join(inside[:2])}" if inside else "convolutions and linear layers do"
+            raise GrowpruneError(f"ratios: '{name}' ({type(modules[name]).__name__}) has no filters of its own; {way}")
+
+
 def weights(model: nn.Module) -> None:
     for name, t in tensors(model).items():
         if torch.nn.parameter.is_lazy(t):
@@ -92,24 +103,23 @@ def unheld(model: nn.Module) -> None:
             )
 
 
-def trainable(model: nn.Module, names: Iterable[str]) -> None:
-    """All that cannot be pushed at once, in as few names as will do in ignore=."""
-    own = dict(model.named_parameters())
+def trainable(model: nn.Module, groups: Groups, names: Iterable[str]) -> None:
+    """All that cannot be pushed at once, in as few names as will do in ignore=; or the scope that does not push it."""
+    own, filters = dict(model.named_parameters()), {s.tensor for s in groups.of_role("filter")}
     frozen = [name for name in names if not own[name].requires_grad]
     training = [name for name, p in own.items() if p.requires_grad]
-    parts = list(dict.fromkeys(apart(name, training) for name in frozen))
-    if frozen and not training:
+    if not frozen:
+        return
+    if not training:
         raise GrowpruneError("the whole model is frozen (requires_grad=False), so no penalty can push it: unfreeze it")
-    if len(frozen) == 1:
-        raise GrowpruneError(
-            f"'{frozen[0]}' is frozen (requires_grad=False), so no penalty can push it: unfreeze it, or ignore={parts}"
-        )
-    if frozen:
-        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-        raise GrowpruneError(
-            f"{len(frozen)} tensors are frozen (requires_grad=False), so no penalty can push them: unfreeze them, or "
-            f"ignore={parts[:3]}{more}"
-        )
+    parts = list(dict.fromkeys(apart(name, training) for name in frozen))
+    way = f"ignore={parts[:3]}" + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
+    if filters.isdisjoint(frozen):
+        way = "scope='filter', which pushes filters' own weights alone"
+    what, them = (f"'{frozen[0]}' is", "it") if len(frozen) == 1 else (f"{len(frozen)} tensors are", "them")
+    raise GrowpruneError(
+        f"{what} frozen (requires_grad=False), so no penalty can push {them}: unfreeze {them}, or {way}"
+    )
 
 
 def apart(name: str, others: Iterable[str]) -> str:

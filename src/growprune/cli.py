@@ -275,14 +275,10 @@ def measure(given: Given, *, as_json: Json = False) -> None:
     Before any training: parameters and MACs before and after, the speed-up, and how many filters each layer would keep.
     """
     asked = configs.Measure(**given)
-    if asked.ratios is not None and asked.speedup is not None:
-        raise GrowpruneError("measure: give --ratios SPEC or --speedup X, not both")
     from growprune.planning import plan
     from growprune.report.tables import plan_table
 
-    shape = configs.read_shape(asked.input)
-    found = plan(asked.model, asked.num_classes, shape, asked.ratios, asked.speedup, asked.coupled)
-    show(found, plan_table, as_json)
+    show(plan(asked), plan_table, as_json)
 
 
 @offered(app, configs.Bench)

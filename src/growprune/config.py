@@ -135,21 +135,27 @@ class Prune(Config):
         None, "End pushing when kept weights are so many times the pruned.", PRUNE, above=1
     )
 
-    AMOUNTS: ClassVar[tuple[str, ...]] = ("ratios", "speedup", "global_ratio")
-    """Ways to say how much goes, of which there can be one."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in self.AMOUNTS if getattr(self, name) is not None]
-        if len(given) > 1:
-            ways = " and ".join(map(flag, given))
-            raise GrowpruneError(f"prune: give one of --ratios, --speedup and --global-ratio, not {ways}")
-        if self.global_stem and self.global_ratio is None:
-            raise GrowpruneError("--global-stem: only with --global-ratio; a list of ratios has one for the stem")
-        if not given:
+        if not amounts(self):
             object.__setattr__(self, "ratios", "0.5")
         if not self.weights:
             object.__setattr__(self, "weights", str(folder("train", self)))
+
+
+AMOUNTS = "ratios", "speedup", "global_ratio"
+"""Ways to say how much goes, of which there can be one."""
+
+
+def amounts(asked: Prune | Measure) -> list[str]:
+    """Which of these are given; refused if they contradict each other."""
+    given = [name for name in AMOUNTS if getattr(asked, name) is not None]
+    if len(given) > 1:
+        ways = " and ".join(map(flag, given))
+        raise GrowpruneError(f"give one of --ratios, --speedup and --global-ratio, not {ways}")
+    if asked.global_stem and asked.global_ratio is None:
+        raise GrowpruneError("--global-stem: only with --global-ratio; a list of ratios has one for the stem")
+    return given
 
 
 KINDS: dict[str, type[Config]] = {"train": Train, "prune": Prune}
@@ -205,11 +211,21 @@ class Measure(Options):
     model: str = option("resnet56", MODELS, metavar="NAME")
     num_classes: int | None = option(None, "Classes it tells apart; by default the model's own number.", min=1)
     input: str = option("3x32x32", "Shape of one input.", metavar="SHAPE", check=lambda text: read_shape(text))
+    weights: str | None = option(None, f"Of a network that was trained, or pruned: {STATE}", metavar="PATH")
     ratios: str | None = option(
         None, "0.5, '[0, 0.5, 0.5, 0.5]' by stage or '[0:0, 1-15:0.7]' by layer.", metavar="LIST"
     )
     speedup: float | None = option(None, "Instead of ratios: how many times fewer MACs.", above=1)
+    global_ratio: float | None = option(
+        None, "Instead of ratios: one over all layers together, by L1 norms; needs --weights.", above=0, below=1
+    )
+    global_stem: bool = option(False, "With --global-ratio: the stem is one of the layers.")
     coupled: bool = option(False, "Also prune filters tied by residual additions, together.")
+    ignore: str = option("", "Layers never touched, by name, with commas between.", metavar="NAMES", empty=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        amounts(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,8 +291,8 @@ def resolve(command: str, given: Mapping[str, Any], base: Mapping[str, Any] | No
     """The options of a command: as given, else as in `base` (what a file holds), else their defaults."""
     kind = KINDS[command]
     below = dict(base or {})
-    if any(given.get(name) is not None for name in Prune.AMOUNTS):
-        replaced = {*Prune.AMOUNTS, *(() if given.get("global_ratio") is not None else ("global_stem",))}
+    if any(given.get(name) is not None for name in AMOUNTS):
+        replaced = {*AMOUNTS, *(() if given.get("global_ratio") is not None else ("global_stem",))}
         below = {name: value for name, value in below.items() if name not in replaced}
     values = {**below, **given}
     for name in values:

@@ -8,48 +8,47 @@ import torch
 from torch import nn
 
 from growprune import models
+from growprune.config import Measure, amounts, read_shape
 from growprune.errors import GrowpruneError
 from growprune.groups import build
 from growprune.measurement import measure, speedup
 from growprune.pruner import Pruner
-from growprune.ratios import Ratios, Speedup, read, write
+from growprune.ratios import Ratios, read, write
+from growprune.recipe import ignored, ratios
 from growprune.running import switched
 from growprune.schedule import OneShot
+from growprune.weights import restore
 
 
-def plan(
-    name: str,
-    num_classes: int | None,
-    shape: tuple[int, ...],
-    ratios: str | None,
-    times: float | None,
-    coupled: bool = False,
-) -> dict[str, Any]:
-    """The network as it is and as it would be, measured: the filters are removed from fresh weights."""
-    model = switched(network(name, num_classes), training=False)
+def plan(asked: Measure) -> dict[str, Any]:
+    """The network as it is and as it would be, measured: the filters are removed from it, whatever its weights are."""
+    if asked.global_ratio is not None and asked.weights is None:
+        raise GrowpruneError("--global-ratio: which filters are least hangs on the weights: give --weights")
+    shape = read_shape(asked.input)
+    model = switched(network(asked), training=False)
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     try:
         before = after = measure(model, example)
     except GrowpruneError as error:
-        asked_for = f"--model {name} --input {'x'.join(map(str, shape))}"
+        asked_for = f"--model {asked.model} --input {'x'.join(map(str, shape))}"
         raise GrowpruneError(
             f"{asked_for}: {error}; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"
         ) from error
-    asked: Ratios = ratios if ratios is not None else 0.0 if times is None else Speedup(times)
+    spec: Ratios = ratios(asked)
     widths, skipped, stays = {}, {}, {}
     try:
-        pruner = Pruner(model, example, schedule=OneShot(), ratios=asked, coupled=coupled)
+        pruner = Pruner(model, example, schedule=OneShot(), ratios=spec, coupled=asked.coupled, ignore=ignored(asked))
         after = measure(pruner.compact(), example)
         widths = {layer: [len(kept), int(kept.sum())] for layer, kept in pruner.masks().items()}
-        asked, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
+        spec, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
     except GrowpruneError:
-        if ratios is not None or times is not None:  # without a plan, that nothing can be pruned is no error
+        if amounts(asked):  # without a plan, that nothing can be pruned is no error
             raise
-        stays = build(model, example, coupled=coupled).stays
+        stays = build(model, example, coupled=asked.coupled, ignore=ignored(asked)).stays
     return {
-        "model": name,
+        "model": asked.model,
         "input": list(shape),
-        "ratios": write(read(asked)),
+        "ratios": write(read(spec)),
         "params": {"before": before.params, "after": after.params},
         "macs": {"before": before.macs, "after": after.macs},
         "speedup": speedup(before, after),
@@ -60,12 +59,15 @@ def plan(
     }
 
 
-def network(name: str, num_classes: int | None) -> nn.Module:
+def network(asked: Measure) -> nn.Module:
+    name, classes = asked.model, asked.num_classes
     models.known(name)
+    if asked.weights is not None:
+        return restore(name, classes, asked.weights)
     try:
-        return models.create(name, num_classes)
+        return models.create(name, classes)
     except TypeError as error:
         if "num_classes" not in str(error):
             raise
-        what = f"{name} needs it" if num_classes is None else f"{name} takes no such number; leave it out"
+        what = f"{name} needs it" if classes is None else f"{name} takes no such number; leave it out"
         raise GrowpruneError(f"--num-classes: {what}") from error

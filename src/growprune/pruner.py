@@ -75,6 +75,7 @@ class Pruner:
         if self.skipped and not self.groups.layers:
             name, why = next(iter(self.skipped.items()))
             raise GrowpruneError(f"no layer of this model can be pruned: without a filter of '{name}' it fails: {why}")
+        checks.named(self.model, self.spec, self.groups)
         self.counts = _ratios.counts(self.spec, self.groups, {n: t.shape for n, t in tensors(self.model).items()})
         self.step_count = 0
         self._generator = torch.Generator().manual_seed(seed)
@@ -91,8 +92,7 @@ class Pruner:
         self._factors = Factors(self.model, self.groups, scope, self._active)
         if self.schedule.pick_step == 0:
             self._pick()
-        if self.schedule.total_steps:
-            checks.trainable(self.model, [p.name for p in self._factors.parameters])
+        self._check_trainable()
         self._refresh()
         if granularity == "filter":
             checks.reached(self.model, self.groups, self._losing)
@@ -166,6 +166,7 @@ class Pruner:
                 f"attach: another pruner that pushes '{twice[0]}' is attached to this optimizer: detach() that one, or "
                 "make a new optimizer"
             )
+        self._check_trainable()  # once more: a layer may have been frozen since
         decoupled = normalizes(optimizer) if decoupled is None else decoupled
         self._gamma = self._factors.bind(optimizer, self._asked, decoupled)
         self._optimizer = optimizer
@@ -175,6 +176,10 @@ class Pruner:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         ]
+
+    def _check_trainable(self) -> None:
+        if self.schedule.total_steps:
+            checks.trainable(self.model, self.groups, [p.name for p in self._factors.parameters])
 
     def _both_push(self, other: Pruner) -> list[str]:
         """Parameters of the same model that another pruner, not done yet, would push too."""

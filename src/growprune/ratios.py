@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from growprune.errors import GrowpruneError, nearest
-from growprune.groups import Groups, Layer, by_reason
+from growprune.groups import Groups, Layer, by_reason, layer_name
 from growprune.schedule import is_number
 
 LAST_STAGE = 0.43
@@ -277,13 +277,17 @@ def prunable(name: str, groups: Groups) -> Layer:
     for layer in groups.layers:
         if layer.name == name:
             return layer
-    if name in groups.order:
-        raise GrowpruneError(
-            f"ratios: the filters of '{name}' cannot go: they are tied to other layers by a residual "
-            "addition (coupled=True prunes those together), ignored, or fixed by the model's "
-            "code"
-        )
+    if (why := groups.stays.get(name)) is not None:
+        raise GrowpruneError(f"ratios: no filter of '{name}' can go: {why}")
+    if (leader := leads(name, groups)) is not None:
+        raise GrowpruneError(f"ratios: the filters of '{name}' go with those of '{leader}': name that one instead")
     raise GrowpruneError(f"ratios: the model has no layer '{name}'{nearest(name, groups.order)}")
+
+
+def leads(name: str, groups: Groups) -> str | None:
+    """The layer whose units the filters of another are, if they are tied and go together (coupled=True)."""
+    units = [s.units for s in groups.of_role("filter") if layer_name(s.tensor) == name]
+    return next((layer.name for layer in groups.layers for its in units if layer.start in its), None)
 
 
 # -- a speed-up to reach -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 from growprune import config as configs
 from growprune import criteria
 from growprune.compact import calibrate
-from growprune.config import Config, Prune
+from growprune.config import Config, Measure, Prune
 from growprune.errors import GrowpruneError
 from growprune.feeds import Images
 from growprune.pruner import Pruner
@@ -83,7 +83,7 @@ def criterion(config: Prune, images: Images) -> str | criteria.Criterion:
     return config.criterion
 
 
-def ratios(config: Prune) -> Ratios:
+def ratios(config: Prune | Measure) -> Ratios:
     """How much of each layer goes."""
     if config.speedup is not None:
         return Speedup(config.speedup)
@@ -92,11 +92,16 @@ def ratios(config: Prune) -> Ratios:
     return config.ratios or 0.0
 
 
+def ignored(config: Prune | Measure) -> list[str]:
+    """Layers that are never touched."""
+    return [name.strip() for name in config.ignore.split(",") if name.strip()]
+
+
 def pruner(config: Prune, net: nn.Module, images: Images) -> Pruner:
     """All of it, on a network."""
     return Pruner(
         net, images.example(), schedule(config), criterion(config, images), ratios(config), config.granularity,
-        config.scope, config.coupled, [name.strip() for name in config.ignore.split(",") if name.strip()], config.seed,
+        config.scope, config.coupled, ignored(config), config.seed,
     )  # fmt: skip
 
 

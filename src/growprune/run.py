@@ -29,7 +29,7 @@ from torch import nn
 from growprune import checkpoint
 from growprune.checkpoint import Loaded
 from growprune.config import CLASSES, Config, differences
-from growprune.errors import ElsewhereError, GrowpruneError
+from growprune.errors import ElsewhereError, GrowpruneError, nearest
 from growprune.options import flag
 from growprune.storage import save as save_network
 from growprune.storage import write_whole
@@ -282,7 +282,10 @@ def read_config(path: Path) -> dict[str, Any]:
     """What a run's folder says it was asked to do."""
     if not (path / CONFIG).is_file():
         what = "no such folder" if not path.exists() else "not a run's folder: it has no config.json"
-        raise GrowpruneError(f"{path}: {what}; give the folder of a run: its --out, by default in runs/")
+        near = [str(each.parent) for place in (path.parent, Path("runs")) for each in place.glob(f"*/{CONFIG}")]
+        raise GrowpruneError(
+            f"{path}: {what}{nearest(str(path), near)}; give the folder of a run: its --out, by default in runs/"
+        )
     return read_json(path / CONFIG)
 
 

@@ -26,6 +26,10 @@ class Separation:
     spread: Tensor
     norms: Tensor
 
+    def __repr__(self) -> str:
+        sizes = (f"{name}={float(getattr(self, name)):.3g}" for name in ("kept", "pruned", "spread"))
+        return f"Separation({', '.join(sizes)}, {len(self.norms)} norms)"
+
 
 def of(layers: Iterable[Layer], rows: Rows, values: Mapping[str, Tensor], pruned: Tensor) -> dict[str, Separation]:
     """The separation of each layer, by its name."""
