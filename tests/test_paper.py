@@ -500,6 +500,20 @@ def test_causes_have_what_the_history_of_the_authors_code_has() -> None:
         assert replace(plain, prune_norm="fixed") == fixed
 
 
+def test_causes_have_the_longer_fine_tuning_of_the_authors_file_for_greg_2() -> None:
+    rows = {row.name: row.settings for row in paper.find("causes").rows}
+    plain = [*rows["resnet56-paper-0.9"], *table2.both(RESNET56)]
+    for usual, longer in zip(plain, (*rows["resnet56-longer-0.9"], *rows["resnet56-longer-2.55"]), strict=True):
+        found = config(longer, "short")
+        assert (found.epochs, found.lr) == (240, "0:2e-2,60:1e-2,120:1e-3,180:1e-4")
+        assert replace(config(usual, "short"), epochs=found.epochs, lr=found.lr) == found
+        assert (config(longer, "smoke").epochs, config(longer, "smoke").lr) == (4, "0:2e-2,1:1e-2,2:1e-3,3:1e-4")
+    assert rows["resnet56-longer-0.9"][0].key("short", 0) == (
+        "resnet56-cifar10-oneshot-0_0.9_0.9_0.9-epochs_240-lr_0_2e-2_60_1e-2_120_1e-3_180_1e-4-seed0"
+    )
+    assert "vgg19-longer-0.7" not in rows
+
+
 def test_causes_have_other_base_networks_that_are_trained_alike() -> None:
     rows = {row.name: row.settings for row in paper.find("causes").rows}
     for own in (RESNET56, VGG19):
@@ -675,7 +689,7 @@ def test_of_several_tables_each_run_is_wanted_once(tmp_path: Path) -> None:
         ("ku", 2, 12),
         ("figure1", 3, 7),
         ("scopes", 1, 6),
-        ("causes", 8, 84),
+        ("causes", 8, 92),
         ("table3", 2, 15),
         ("table4", 1, 3),
     ],
@@ -984,7 +998,7 @@ def test_only_the_tables_of_the_rows_asked_for_are_shown(shop: Shop, shelf: Path
     shown = {name: len(found["grids"]) for name, (found, _) in said.items()}
     every = {name: len(paper.find(name).grids(lambda _: Found(()))) for name in paper.NAMES}
     assert shown == {**dict.fromkeys(paper.NAMES, 1)}
-    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 5}
+    several = {"table1": 2, "table2": 2, "table3": 5, "obd": 2, "random": 2, "ku": 2, "scopes": 2, "causes": 6}
     assert every == {**shown, **several}
     words = " ".join(shop.done(*command("table1", shelf, "--no-run", "--only", "resnet56-0.9,vgg19-0.8")).out.split())
     assert words.count("Table 1: ") == 2

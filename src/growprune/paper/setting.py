@@ -76,8 +76,7 @@ class Base:
         more["deterministic"] = True
         if scale == "smoke":
             small = {**SMOKE_BASE, **scaled(self.recipe.train, Train, SMOKE_BASE)}
-            shorter = small["epochs"] / self.epochs
-            small["lr"] = re.sub(r"(\d+):", lambda start: f"{round(int(start[1]) * shorter)}:", small["lr"])
+            small["lr"] = shortened(small["lr"], small["epochs"] / self.epochs)
             return Train(model=self.small, data="digits", **small, **more)
         epochs = 0 if self.weights else self.epochs
         options = {**self.recipe.train, "weights": self.weights}
@@ -139,7 +138,11 @@ class Setting:
         return self.until * (10 if scale == "smoke" else 1)
 
     def others(self, scale: Scale) -> dict[str, Any]:
-        return scaled(dict(self.other), Prune, SMOKE) if scale == "smoke" else dict(self.other)
+        if scale != "smoke":
+            return dict(self.other)
+        small = scaled(dict(self.other), Prune, SMOKE)
+        rates = {"lr": shortened(small["lr"], SMOKE["epochs"] / Prune.epochs)} if "lr" in small else {}
+        return small | rates
 
     def config(self, scale: Scale, seed: int, weights: Path, **more: Any) -> Prune:
         """The run it comes to; `more` are options that hold where it has none of its own."""
@@ -171,7 +174,7 @@ class Setting:
         words += [] if (ku := self.interval(scale)) is None else [f"ku{ku}"]
         words += ["watched"] if self.watched else []
         words += [f"until_{self.ceiling(scale):g}"] if self.until != WATCHED_UNTIL else []
-        words += [f"{name}_{value}" for name, value in self.others(scale).items()]
+        words += [re.sub("[:,]", "_", f"{name}_{value}") for name, value in self.others(scale).items()]
         return "-".join([*words, f"seed{seed}"])
 
 
@@ -194,3 +197,12 @@ def scaled(options: Mapping[str, Any], usual: type[Config], small: Mapping[str, 
         else value
         for key, value in options.items()
     }
+
+
+def shortened(rates: str, share: float) -> str:
+    """Learning rates by epoch, of a training of that share of the epochs.
+
+    >>> shortened("0:0.1,100:0.01,150:0.001", 0.02), shortened("cosine:0.2", 0.02)
+    ('0:0.1,2:0.01,3:0.001', 'cosine:0.2')
+    """
+    return re.sub(r"(\d+):", lambda start: f"{round(int(start[1]) * share)}:", rates)
