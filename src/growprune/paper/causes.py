@@ -122,7 +122,8 @@ def second_grid(look: Look) -> Grid:
         lines.append((label, start, *(each.text() for each in found)))
     head = ("", "base", *table2.NAMES)
     settings = (*second(False), *second(True))
-    return Grid("Causes: resnet56 on cifar10, 2.55×", head, tuple(lines), settings=settings)
+    remark = "These four with Ku = 10, as table 2."
+    return Grid("Causes: resnet56 on cifar10, 2.55×", head, tuple(lines), (remark,), settings)
 
 
 ROWS = {
