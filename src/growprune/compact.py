@@ -26,7 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, gone, owner
-from growprune.running import call, copied, quietly, switched, tensors, whole_operators
+from growprune.running import call, copied, in_mode, quietly, switched, tensors, whole_operators
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
@@ -271,13 +271,12 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
     A batch is an input as the example is (a tensor, or a dict of them), or begins with one, as (input, target) does.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
-    before = [(m, {"training": m.training}) for m in model.modules()] + [(m, {"momentum": m.momentum}) for m in norms]
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # all batches count alike
     number = 0
-    with quietly(model):  # it runs in training mode, where dropout draws random numbers
-        switched(model, training=True)
+    with quietly(model), in_mode(model, training=True):  # where dropout draws random numbers
         for batch in batches:
             try:
                 call(model, batch[0] if isinstance(batch, (tuple, list)) else batch)
@@ -287,8 +286,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
                     f"inputs as a tuple; on one of these it fails: {line(error)}"
                 ) from error
             number += 1
-    for module, values in before:
-        vars(module).update(values)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
     if not number:
         raise GrowpruneError("compact: calibrate= holds no batch")
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from growprune.running import switched
+from growprune.running import in_mode
 
 try:
     import triton
@@ -304,16 +304,12 @@ def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
     for name, module in model.named_modules():
         if type(module) is nn.Conv2d and candidates(module):
             hooks.append(module.register_forward_pre_hook(lambda _, x, name=name: look(name, x)))
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        switched(model, training=False)
-        with torch.autocast(example.device.type, torch.bfloat16):
+        with in_mode(model, training=False), torch.autocast(example.device.type, torch.bfloat16):
             model(example)
     finally:
         for hook in hooks:
             hook.remove()
-        for module, training in modes:
-            module.training = training
     return shapes
 
 

@@ -18,7 +18,7 @@ from growprune.config import Config
 from growprune.errors import GrowpruneError, line
 from growprune.feeds import Images
 from growprune.pruner import Pruner
-from growprune.running import all_digits, switched
+from growprune.running import all_digits, in_mode, switched
 
 TEST_BATCH, VALUES = 1000, 2**24
 """Images tested at once; on a GPU, where small batches cost more to ask for than to compute, as many as have so many
@@ -28,17 +28,14 @@ values: 5,461 of CIFAR's."""
 def accuracy(net: nn.Module, images: Images, kernels: Mapping[str, str] | None = None) -> float:
     """On the test images, in percent, over all processes: in float32, or with the `kernels` of a step in bfloat16 as
     that computes."""
-    modes = [(module, module.training) for module in net.modules()]
-    switched(net, training=False)
     right, seen = (torch.zeros((), device=images.device, dtype=torch.double) for _ in range(2))
     low = kernels is not None
     cast = torch.autocast(images.device.partition(":")[0], torch.bfloat16, enabled=low)
-    with torch.no_grad(), nullcontext() if low else all_digits(), cast, convolutions.swapped(net, kernels or {}):
+    digits, kernelled = nullcontext() if low else all_digits(), convolutions.swapped(net, kernels or {})
+    with in_mode(net, training=False), torch.no_grad(), digits, cast, kernelled:
         for x, y in images.tested(test_batch(images)):
             right += (net(x).argmax(1) == y).sum()
             seen += len(y)
-    for module, training in modes:
-        module.training = training
     for count in (right, seen):
         distributed.total(images.world, count)
     return round(100 * float(right) / float(seen), 4)

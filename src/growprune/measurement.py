@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from growprune.counting import Macs, operator
 from growprune.errors import GrowpruneError
-from growprune.running import switched
+from growprune.running import in_mode
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
@@ -208,19 +208,16 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
     The forward pass sees copies of the buffers, so whatever it writes is dropped.
     """
     modules = list(model.modules())
-    modes = [module.training for module in modules]
     buffers = [dict(module._buffers) for module in modules]
     copies = {buffer: buffer.clone() for buffer in model.buffers()}
     cuda = {p.device.index for p in model.parameters() if p.is_cuda}
     try:
         for module in modules:
             module._buffers.update({k: copies[b] for k, b in module._buffers.items() if b is not None})
-        switched(model, training=False)
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda):
+        with in_mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=cuda):
             yield
     finally:
-        for module, mode, own in zip(modules, modes, buffers, strict=True):
-            module.training = mode
+        for module, own in zip(modules, buffers, strict=True):
             module._buffers.clear()
             module._buffers.update(own)
 

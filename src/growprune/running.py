@@ -68,6 +68,18 @@ def switched(model: nn.Module, training: bool) -> nn.Module:
 
 
 @contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """`switched` for a while; afterwards each module is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        switched(model, training)
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
     """Without gradients, and with random numbers of its own: the same ones each time, the user's left alone."""
     device = next(model.parameters()).device
