@@ -20,6 +20,8 @@ from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
 
 if TYPE_CHECKING:
     from growprune.paper.comparison import Comparison
+    from growprune.paper.grid import Experiment
+    from growprune.paper.reproduce import Lab
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -327,33 +329,15 @@ def reproduce(
     What was run before is not run again, and what was interrupted goes on: give the same command. --no-run shows what
     there is so far.
     """
-    asked = configs.Reproduce(**given)
     from rich.console import Group
 
-    from growprune import paper
     from growprune.distributed import foremost
     from growprune.paper.comparison import compared
-    from growprune.paper.reproduce import Lab
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
 
-    images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
-    experiments, only = paper.wanted(names, images, asked.only)
-    found = [experiment.name for experiment in experiments]
-    if asked.images is not None and not {*found} & {*paper.OF_IMAGES}:
-        raise GrowpruneError(
-            f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(found)}"
-        )
-    handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
-    options = {key: getattr(asked, key) for key in handed}
-    lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
-              lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
-    if asked.images is not None and asked.scale == "smoke":
-        lab.say("--images: not looked at, a smoke run is on digits")
-    if lab.out.exists() and not lab.out.is_dir():
-        raise GrowpruneError(f"--out: {lab.out} is a file; give a folder")
-    if not asked.run and not lab.out.is_dir():
-        lab.say(f"--out: no folder {lab.out}: nothing was run there")
+    asked = configs.Reproduce(**given)
+    lab, experiments, only = commissioned(asked, names)
     failed: SomeFailedError | None = None
     if asked.run:
         try:
@@ -373,6 +357,32 @@ def reproduce(
             keep(comparison, lab.out / "tables", failed, as_json)
         if failed is not None:
             raise failed
+
+
+def commissioned(asked: configs.Reproduce, names: Sequence[str]) -> tuple[Lab, list[Experiment], list[str]]:
+    """The laboratory, what is asked of it, and of which rows alone."""
+    from growprune import paper
+    from growprune.distributed import foremost
+    from growprune.paper.reproduce import Lab
+
+    images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
+    experiments, only = paper.wanted(names, images, asked.only)
+    found = [experiment.name for experiment in experiments]
+    if asked.images is not None and not {*found} & {*paper.OF_IMAGES}:
+        raise GrowpruneError(
+            f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(found)}"
+        )
+    handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
+    options = {key: getattr(asked, key) for key in handed}
+    lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
+              lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
+    if asked.images is not None and asked.scale == "smoke":
+        lab.say("--images: not looked at, a smoke run is on digits")
+    if lab.out.exists() and not lab.out.is_dir():
+        raise GrowpruneError(f"--out: {lab.out} is a file; give a folder")
+    if not asked.run and not lab.out.is_dir():
+        lab.say(f"--out: no folder {lab.out}: nothing was run there")
+    return lab, experiments, only
 
 
 def keep(comparison: Comparison, place: Path, failed: GrowpruneError | None, as_json: bool) -> None:
