@@ -292,9 +292,10 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
         if len(own) == 0 or (alone and not with_stem):
             stays[own] = True
             if bool((unit_of[every] < 0).all()):
-                told = [reasons[label] for label in labels.tolist()]
+                told = reasons[labels]
                 softer = why_by_choice(held_back=len(own) > 0, tied=bool(tied[every].any()))
-                whole[layer_name(tensor)] = IGNORED if tensor in untouched else (all(told) and told[0]) or softer
+                why = found.fixed[int(told[0])][1] if bool((told >= 0).all()) else softer
+                whole[layer_name(tensor)] = IGNORED if tensor in untouched else why
             continue
         unit_of[own] = torch.arange(start, start + len(own))
         stage = 1 if stem and not alone else stages[tensor]

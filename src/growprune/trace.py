@@ -78,15 +78,15 @@ class Trace:
         what stays)."""
         edges = [*self.joins, *(self.additions if additions else ())]
         every = torch.cat(edges, dim=1) if edges else torch.zeros(2, 0, dtype=torch.long)
-        return connected(self.count, every if fixed else every[:, (every != FIXED).all(0)])
+        return connected(self.count, every if fixed else every[:, (every[0] != FIXED) & (every[1] != FIXED)])
 
-    def reasons(self) -> list[str | None]:
-        """For every label why it stays, if it does: what was first told of it, or of a label tied to it."""
-        classes, first = self.components(fixed=False), dict[int, str]()
-        for labels, why in self.fixed:
-            for label in torch.unique(classes[labels]).tolist():
-                first.setdefault(label, why)
-        return [first.get(label) for label in classes.tolist()]
+    def reasons(self) -> Tensor:
+        """For every label why it stays: the place in `fixed` of what was first told of it, or of a label tied to it;
+        -1 if nothing was."""
+        classes, first = self.components(fixed=False), torch.full((self.count,), -1)
+        for place in reversed(range(len(self.fixed))):
+            first[classes[self.fixed[place][0]]] = place
+        return first[classes]
 
 
 def connected(count: int, edges: Tensor) -> Tensor:
@@ -97,9 +97,9 @@ def connected(count: int, edges: Tensor) -> Tensor:
     """
     parent = torch.arange(count)
     while edges.numel():
-        ends = parent[edges]
-        low = ends.amin(0)
-        for end in ends:
+        one, other = parent[edges]
+        low = torch.minimum(one, other)
+        for end in (one, other):
             parent.scatter_reduce_(0, end, low, "amin")
         while not torch.equal(parent, parent[parent]):
             parent = parent[parent]
@@ -250,7 +250,9 @@ class Tracer(TorchDispatchMode):
         if bool(real.any()):
             edges = torch.stack([a[real], b[real]])
             if edges.shape[1] > 1024:
-                edges = torch.unique(edges, dim=1)
+                count = self.trace.count  # a pair as one number, which is much faster to sort
+                once = torch.unique(edges[0] * count + edges[1])
+                edges = torch.stack([once // count, once % count])
             (self.trace.additions if by_addition else self.trace.joins).append(edges)
             if bool((stays := (edges == FIXED).any(0)).any()):
                 self.trace.fixed.append((edges[:, stays].amax(0), why or needs_all(self.operator)))
