@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
+from growprune.running import unsound
 
 
 class Net(nn.Module):
@@ -237,6 +238,21 @@ def test_weights_that_are_no_numbers(value: float) -> None:
     model = Net()
     model.norm1.running_var[0] = value
     refused("'norm1.running_var'", model=model)
+
+
+@pytest.mark.parametrize("kind", [torch.float, torch.double, torch.half, torch.bfloat16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_bad_number_is_found_wherever_it_is(value: float, kind: torch.dtype) -> None:
+    model = nn.Linear(37, 5, bias=False, dtype=kind)
+    model.register_buffer("none", torch.zeros(0))  # that has no least number
+    with torch.no_grad():
+        model.weight.sign_().mul_(torch.finfo(kind).max)  # as large as can be, and sound
+        assert unsound(model) is None
+        for place in range(model.weight.numel()):
+            good = model.weight.view(-1)[place].clone()
+            model.weight.view(-1)[place] = value
+            assert unsound(model) == "weight"
+            model.weight.view(-1)[place] = good
 
 
 class Masked(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -29,9 +30,17 @@ def unsound(model: nn.Module) -> str | None:
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     finite = {id(t) for t in (*model.parameters(), *(b for norm in norms for b in norm.buffers(recurse=False)))}
     for name, t in tensors(model).items():
-        if not bool((t.isfinite() if id(t) in finite else ~t.isnan()).all()):
+        told = ends(t)
+        if not bool((told.isfinite() if id(t) in finite else ~told.isnan()).all()):
             return name
     return None
+
+
+def ends(t: Tensor) -> Tensor:
+    """The least and the largest of a tensor's numbers, NaN if any is, in one pass; or, where that cannot be, all."""
+    usual = type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and t.numel() > 0
+    kinds = torch.float, torch.double, torch.half, torch.bfloat16
+    return torch.stack(t.detach().aminmax()) if usual and t.dtype in kinds else t
 
 
 def call(model: nn.Module, example_input: Any) -> Any:
@@ -161,6 +170,8 @@ def copied(model: nn.Module) -> nn.Module:
     tables = [table for module in model.modules() for table in functions(module)]
     partials = {id(f): f for table in tables for f in table.values() if isinstance(f, partial)}
     memo |= partials  # deepcopy would copy what they hold, whosever it is
+    empty = [t for m in model.modules() for t in vars(m).values() if type(t) in (dict, OrderedDict) and not t]
+    memo |= {id(table): type(table)() for table in empty}  # a module has a dozen, and deepcopy is slow with them
     known = dict(memo)
     try:
         twin = copy.deepcopy(model, memo)
