@@ -168,13 +168,16 @@ class Rows:
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.single = {int(s.units.min()): s.tensor for s in groups.slices if s.dim is None}
         self.parts: dict[int, list[tuple[str, int, Tensor, Tensor]]] = {}
-        for layer in groups.layers:
-            for s in groups.of_role("filter"):
+        starts = torch.tensor([layer.start for layer in groups.layers])
+        for s in groups.of_role("filter"):
+            if s.dim is None:
+                continue
+            within = torch.searchsorted(starts, s.units[s.units >= 0], right=True) - 1
+            for layer in (groups.layers[place] for place in torch.unique(within).tolist()):
                 inside = (s.units >= layer.start) & (s.units < layer.stop)
-                if s.dim is not None and bool(inside.any()):
-                    index = by_unit(inside.nonzero().flatten(), s.units[inside] - layer.start, layer.size)
-                    part = (s.tensor, s.dim, index.clamp(min=0).to(device), (index >= 0).to(device))
-                    self.parts.setdefault(layer.start, []).append(part)
+                index = by_unit(inside.nonzero().flatten(), s.units[inside] - layer.start, layer.size)
+                part = (s.tensor, s.dim, index.clamp(min=0).to(device), (index >= 0).to(device))
+                self.parts.setdefault(layer.start, []).append(part)
 
     def __call__(self, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
         if layer.start in self.single:
