@@ -789,6 +789,23 @@ def test_what_strays_with_all_digits_is_refused(late: float, single: bool) -> No
         pruner.compact()
 
 
+class Counting(nn.Sequential):
+    """Its forward bears that one filter is missing, but not two."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 3, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        here = sum(layer.out_channels for layer in list(self)[1:3])
+        return super().forward(x) + (here < 15)
+
+
+def test_layers_that_fail_together_but_none_alone_are_told_so() -> None:
+    with pytest.raises(gp.GrowpruneError, match=r"no layer fails alone, but together: .* ignore=; or it sorts"):
+        gp.Pruner(Counting(), IMAGE)
+    assert set(gp.Pruner(Counting(), IMAGE, schedule=gp.OneShot(), ratios=0.1, ignore=["1"]).masks()) == {"2"}
+
+
 # -- folding and calibration -------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,9 @@ from growprune.running import call, copied, leaves, quietly, switched, tensors
 TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
 """How far, relative to the largest output, a compacted network may stray from its masked self: rounding, no more."""
 
+OR_SELECTS = "or it sorts or selects (top-k, NMS) what rounding swaps, then give another example, or trained weights"
+"""What else may be the matter: an untrained detector's scores are all but equal."""
+
 
 def tolerance(model: nn.Module) -> float:
     """By the coarsest number format in the model; a GPU's convolutions may be a few digits less exact (Winograd's)."""
@@ -109,7 +112,7 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
         seen = "in the shapes of its output" if error == math.inf else f"by {error:.1e} of the largest output"
         raise GrowpruneError(
             f"the smaller network strays from the masked one {seen}: its forward must depend on a width, then name "
-            "that layer in ignore=; or it sorts or selects (top-k, NMS) what rounding swaps, then give another example"
+            f"that layer in ignore=; {OR_SELECTS}"
         )
 
 
@@ -173,7 +176,9 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
     failing = {layer.name: why for layer in found.layers if (why := reason([layer])) is not None}
     together = reason([layer for layer in found.layers if layer.name not in failing])
     if together is not None:
-        raise GrowpruneError(f"no layer fails alone, but together: {together}; name some of them in ignore=")
+        raise GrowpruneError(
+            f"no layer fails alone, but together: {together}; name some of them in ignore=; {OR_SELECTS}"
+        )
     shown = ", ".join(f"'{name}' ({why})" for name, why in list(failing.items())[:3])
     warnings.warn(f"{len(failing)} layers stay: the model's own code fails without them: {shown}", stacklevel=3)
     return failing
