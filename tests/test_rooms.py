@@ -12,6 +12,7 @@ SOURCE = Path(growprune.__file__).parent
 ORDER = [
     "errors",
     "schedule",
+    "copying",
     "running",
     "counting",
     "trace",

@@ -24,9 +24,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from growprune.copying import copied
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, gone, owner
-from growprune.running import call, copied, in_mode, quietly, switched, tensors, whole_operators
+from growprune.running import call, in_mode, quietly, switched, tensors, whole_operators
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:

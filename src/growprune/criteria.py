@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from growprune import curvature
+from growprune.copying import copied
 from growprune.curvature import Loss
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.groups import Groups, Layer
 from growprune.ratios import pruned_of
-from growprune.running import call, copied, switched, tensors
+from growprune.running import call, switched, tensors
 
 Batches = Iterable[tuple[Any, Any]]
 

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
+from growprune.copying import copied
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.rules import find_rule
-from growprune.running import call, copied, leaves, placed, switched, tensors, whole_operators
+from growprune.running import call, leaves, placed, switched, tensors, whole_operators
 from growprune.trace import FIXED, INPUT, Role, Trace, Tracer
 
 Granularity = Literal["filter", "weight"]

@@ -19,9 +19,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_map
 
 from growprune.compact import cut
+from growprune.copying import copied
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, Layer, gone
-from growprune.running import call, copied, leaves, quietly, switched, tensors
+from growprune.running import call, leaves, quietly, switched, tensors
 
 TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
 """How far, relative to the largest output, a compacted network may stray from its masked self: rounding, no more."""
