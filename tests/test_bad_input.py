@@ -333,7 +333,10 @@ def test_a_parameter_in_no_optimizer() -> None:
 
 
 def test_an_optimizer_of_another_model() -> None:
-    error(lambda: gp.Pruner(Net(), X).attach(torch.optim.SGD(Net().parameters(), lr=0.1)), "'conv2.weight'")
+    """As where a framework trains a copy: to add the parameter, or to ignore the layer, would be no way out."""
+    optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
+    message = error(lambda: gp.Pruner(Net(), X).attach(optimizer), "'conv2.weight'", "any other parameter", "copy")
+    assert "ignore=" not in message
 
 
 def test_what_is_no_optimizer() -> None:
@@ -342,6 +345,8 @@ def test_what_is_no_optimizer() -> None:
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     for wrong in (None, "sgd", scheduler, model):
         error(lambda wrong=wrong: gp.Pruner(model, X).attach(wrong), "optimizer")
+    Optimizer = type("Optimizer", (), {"__module__": "elsewhere"})  # noqa: N806
+    error(lambda: gp.Pruner(model, X).attach(Optimizer()), "not elsewhere.Optimizer")
 
 
 def test_removing_with_an_optimizer_of_another_model_is_refused() -> None:
@@ -403,6 +408,98 @@ def test_an_optimizer_that_runs_no_hooks() -> None:
     torch.optim.lr_scheduler.StepLR(inner, 1)  # which wraps step() itself
     Around(inner).step()
     assert pruner.step_count == 1
+
+
+def test_wrapped_optimizers_are_looked_through() -> None:
+    """As accelerate's and Lightning's: they hold the optimizer as `.optimizer`, and step it."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+        param_groups = property(lambda self: self.optimizer.param_groups)
+        state = property(lambda self: self.optimizer.state)
+
+        def step(self, closure: Any = None) -> None:
+            self.optimizer.step(closure)
+
+    model = Net()
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    outer = Around(Around(inner))
+    pruner = gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.1, ku=1, ks=5), ratios={"conv2": 0.5})
+    pruner.attach(outer)
+    before = model.conv2.weight.norm().item()
+    while not pruner.done:
+        model.zero_grad()
+        (model(X).sum() * 0).backward()
+        outer.step()
+    assert model.conv2.weight.norm() < before
+    small = pruner.compact(optimizer=outer)
+    assert {id(p) for p in inner.param_groups[0]["params"]} == {id(p) for p in small.parameters()}
+    outer.step()  # and it is not left behind
+
+
+def steps(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[str]:
+    """Step one after the other; what was warned of."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for optimizer in optimizers:
+            model.zero_grad()
+            model(X).square().mean().backward()
+            optimizer.step()
+    return [f"{each.message} {each.filename}" for each in heard]
+
+
+def test_training_with_another_optimizer_is_told() -> None:
+    """As when a framework makes its optimizer anew: nothing would be pushed, and nothing said until `compact`."""
+    model, other = Net(), Net()
+    mine, new, heads = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, model, model.fc))
+    pruner = gp.Pruner(model, X)
+    pruner.attach(mine)
+    assert not steps(model, heads, heads, torch.optim.SGD(other.parameters(), lr=0.01), heads), "not what is pushed"
+    assert not steps(model, new, mine, new, mine), "in turns, or one within the other"
+    (told,) = steps(model, new, new, new, new)
+    for word in ("'conv2.weight'", "SGD", "detach()", __file__):
+        assert word in told
+    assert not steps(model, mine, new, new), "once"
+    pruner.detach()
+    pruner.attach(new)
+    assert len(steps(model, mine, mine)) == 1, "attached anew, it is told anew"
+
+
+def test_training_with_another_optimizer_may_be_meant() -> None:
+    """Nothing is said where another pruner pushes, nor when there is nothing to push any more."""
+    model = Net()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
+    old, new = (gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.5, ku=1, ks=0)) for _ in range(2))
+    old.attach(first)
+    new.attach(second)
+    assert not steps(model, *[second] * new.total_steps)
+    assert new.done
+    new.detach()
+    assert len(steps(model, second, second)) == 1
+    steps(model, *[first] * old.total_steps)
+    assert old.done
+    assert not steps(model, second, second)
+    old.detach()
+    assert not steps(model, second, second)
+
+
+@pytest.mark.parametrize(("past", "told"), [(2, 0), (3, 1)])
+def test_training_on_after_the_push_is_told(past: int, told: int) -> None:
+    """Nothing holds down any more what goes: where batch norm hides its size from the loss, it grows again."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    pruner = gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.1, ku=1, ks=10), ratios={"conv2": 0.5})
+    pruner.attach(optimizer)
+    for _ in range(pruner.total_steps + past):
+        model.zero_grad()
+        (model(X).sum() * 0).backward()
+        optimizer.step()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        pruner.compact()
+    assert [f"{past} steps were made since" in str(each.message) for each in heard] == [True] * told
 
 
 def test_attaching_twice() -> None:

@@ -23,6 +23,7 @@ ORDER = [
     "curvature",
     "criteria",
     "penalty",
+    "attached",
     "separation",
     "compact",
     "proof",

@@ -157,14 +157,40 @@ def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
             return
 
 
-def optimizer(given: Any) -> None:
+def within(given: Any) -> Any:
+    """The optimizer itself, out of a wrapper around its step() (accelerate's, Lightning's)."""
+    while isinstance(given, torch.optim.Optimizer) and not hooked(given):
+        inner = getattr(given, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
+        given = inner
+    return given
+
+
+def hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Does it run hooks when it steps? torch marks the classes that do."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
+
+
+def optimizer(given: Any) -> torch.optim.Optimizer:
+    """The optimizer itself, if it is one that can carry a penalty."""
     if not isinstance(given, torch.optim.Optimizer):
-        raise GrowpruneError(f"attach: need a torch optimizer, not {type(given).__name__}")
-    if not getattr(type(given).step, "hooked", False):  # torch marks those whose hooks it runs
+        raise GrowpruneError(f"attach: need a torch optimizer, not {full_name(type(given))}")
+    found: torch.optim.Optimizer = within(given)
+    if not hooked(found):
         raise GrowpruneError(
-            f"attach: {type(given).__name__} runs no hooks when it steps, so no penalty would act: "
+            f"attach: {type(found).__name__} runs no hooks when it steps, so no penalty would act: "
             "attach to the optimizer that it wraps"
         )
+    return found
+
+
+def full_name(kind: type) -> str:
+    """
+    >>> full_name(int), full_name(nn.Linear)
+    ('int', 'torch.nn.modules.linear.Linear')
+    """
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def state(given: Any, units: int) -> None:

@@ -91,6 +91,11 @@ class Factors:
         """Check that the optimizer holds every penalised parameter; its weight decay, the paper's γ."""
         group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
         own = dict(self.model.named_parameters())
+        if self.parameters and schedule.total_steps and not any(id(p) in group_of for p in own.values()):
+            raise GrowpruneError(
+                f"'{self.parameters[0].name}' is not in this optimizer, nor is any other parameter of the model: make "
+                "the Pruner of the model that it trains, which may be a copy, or one made anew"
+            )
         for p in self.parameters:
             if id(own[p.name]) not in group_of and schedule.total_steps:
                 raise GrowpruneError(

@@ -14,12 +14,11 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from growprune import checks, criteria, groups, proof, separation
+from growprune import attached, checks, criteria, groups, proof, separation
 from growprune import compact as removal
 from growprune import ratios as _ratios
 from growprune.errors import GrowpruneError
@@ -28,9 +27,6 @@ from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
 from growprune.schedule import Ended, GReg1, GReg2, Penalty, Phase, Schedule
 from growprune.separation import Separation, later
-
-ATTACHED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Pruner]] = WeakKeyDictionary()
-"""By optimizer, the pruners whose hooks it runs."""
 
 
 class Pruner:
@@ -78,6 +74,7 @@ class Pruner:
         checks.named(self.model, self.spec, self.groups)
         self.counts = _ratios.counts(self.spec, self.groups, {n: t.shape for n, t in tensors(self.model).items()})
         self.step_count = 0
+        self._past = 0  # steps since it was done
         self._generator = torch.Generator().manual_seed(seed)
         self._optimizer: torch.optim.Optimizer | None = None
         self._hooks: list[Any] = []
@@ -158,10 +155,10 @@ class Pruner:
         lr·λ, as AdamW decays weights. None: decoupled for optimizers that normalise gradients (Adam and its kin), which
         would divide the penalty away.
         """
-        checks.optimizer(optimizer)
+        optimizer = checks.optimizer(optimizer)
         if self._optimizer is not None:
             raise GrowpruneError("this pruner is attached already; detach() it first")
-        if twice := [name for each in ATTACHED.get(optimizer, ()) for name in self._both_push(each)]:
+        if twice := [name for each in attached.ATTACHED.get(optimizer, ()) for name in self._both_push(each)]:
             raise GrowpruneError(
                 f"attach: another pruner that pushes '{twice[0]}' is attached to this optimizer: detach() that one, or "
                 "make a new optimizer"
@@ -170,7 +167,7 @@ class Pruner:
         decoupled = normalizes(optimizer) if decoupled is None else decoupled
         self._gamma = self._factors.bind(optimizer, self._asked, decoupled)
         self._optimizer = optimizer
-        ATTACHED.setdefault(optimizer, WeakSet()).add(self)
+        attached.note(optimizer, self)
         self._settle()
         self._hooks = [
             optimizer.register_step_pre_hook(self._before_step),
@@ -188,12 +185,15 @@ class Pruner:
         theirs = {parameter.name for parameter in other._factors.parameters}
         return [parameter.name for parameter in self._factors.parameters if parameter.name in theirs]
 
+    def _pushed(self) -> dict[Tensor, str]:
+        return dict(zip(self._factors.weights, (each.name for each in self._factors.parameters), strict=True))
+
     def detach(self) -> None:
         """Take the hooks off again."""
         for hook in self._hooks:
             hook.remove()
         if self._optimizer is not None:
-            ATTACHED[self._optimizer].discard(self)
+            attached.forget(self._optimizer, self)
         self._hooks, self._optimizer = [], None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -215,6 +215,7 @@ class Pruner:
         Nothing here waits for the device.
         """
         if self.done:
+            self._past += 1
             return
         self._follow_device()
         before = self.penalty()
@@ -332,12 +333,19 @@ class Pruner:
             raise GrowpruneError(
                 f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step {self.step_count}"
             )
+        optimizer = checks.within(optimizer)
         self._follow_device()
         checks.weights(self.model)
         if not self.done:
             warnings.warn(
                 f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet "
                 "is cut off all the same",
+                stacklevel=2,
+            )
+        elif self.total_steps and self._past > self.total_steps / 10:
+            warnings.warn(
+                f"compact: the push has ended, and {self._past} steps were made since, in which what goes may have "
+                "grown again: stop training when pruner.done",
                 stacklevel=2,
             )
         elif self.total_steps and (weak := separation.hardly_pushed(self.separation())):
@@ -358,7 +366,7 @@ class Pruner:
         if optimizer is not None:
             removal.follow(optimizer, self.model, small, self.groups, self._pruned)
         if self._optimizer is not None and self._optimizer is not optimizer:
-            removal.watch_left_behind(self._optimizer, self.model, lambda it: bool(ATTACHED.get(it)))
+            removal.watch_left_behind(self._optimizer, self.model, lambda it: bool(attached.ATTACHED.get(it)))
         self.detach()
         return small
 
@@ -386,7 +394,7 @@ class Pruner:
                     f"{checks.short(state['plan'].get(key))}, here it is {checks.short(mine)}"
                 )
         device = self._pruned.device
-        self.step_count, self._picked = int(state["step"]), bool(state["picked"])
+        self.step_count, self._past, self._picked = int(state["step"]), 0, bool(state["picked"])
         self._pruned.copy_(state["pruned"])
         self._ratio = None if state["ratio"] is None else state["ratio"].to(device)
         self._generator.set_state(state["generator"])

@@ -1,0 +1,76 @@
+"""Which optimizer carries which pruner's penalty; and what trains past it, so that nothing is pushed.
+
+A framework may make its optimizer anew, or never step the one that a pruner was attached to.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+class Pushes(Protocol):
+    @property
+    def done(self) -> bool: ...
+
+    def _pushed(self) -> Mapping[Tensor, str]: ...
+
+
+ATTACHED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Any]] = WeakKeyDictionary()
+"""By optimizer, the pruners whose hooks it runs."""
+
+MISSED: WeakKeyDictionary[Pushes, int] = WeakKeyDictionary()
+"""By pruner, how often in a row its parameters were stepped by another optimizer, until that was told."""
+
+
+def note(optimizer: torch.optim.Optimizer, pruner: Pushes) -> None:
+    ATTACHED.setdefault(optimizer, WeakSet()).add(pruner)
+    MISSED[pruner] = 0
+    watch_every_optimizer()
+
+
+def forget(optimizer: torch.optim.Optimizer, pruner: Pushes) -> None:
+    ATTACHED[optimizer].discard(pruner)
+
+
+def before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Tell, once, whoever trains what is to be pushed with an optimizer that carries no penalty.
+
+    At the second step in a row: one alone may be an optimizer that steps the attached one within its own step.
+    """
+    if torch.compiler.is_compiling():
+        return
+    carries = bool(ATTACHED.get(optimizer))
+    for mine, pruners in list(ATTACHED.items()):
+        for pruner in list(pruners):
+            if pruner not in MISSED or pruner.done:
+                continue
+            if mine is optimizer:
+                MISSED[pruner] = 0
+            elif not carries and (name := held(optimizer, pruner._pushed())) is not None:
+                MISSED[pruner] += 1
+                if MISSED[pruner] == 2:
+                    del MISSED[pruner]
+                    warnings.warn(
+                        f"'{name}' is trained by another optimizer ({type(optimizer).__name__}) than the one that the "
+                        "pruner is attached to, so nothing is pushed: detach(), and attach() to this one",
+                        stacklevel=3,
+                    )
+
+
+def held(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> str | None:
+    """The first of these parameters that the optimizer holds, if it does."""
+    return next((names[p] for group in optimizer.param_groups for p in group["params"] if p in names), None)
+
+
+@cache
+def watch_every_optimizer() -> None:
+    """Once, when the first pruner is attached."""
+    register_optimizer_step_pre_hook(before_any_step)
