@@ -79,7 +79,7 @@ def choices(draw: st.DrawFn, command: str) -> dict[str, Any]:
     found = draw(st.fixed_dictionaries({}, optional={name: values_of(kind, name) for name in known(kind)}))
     if found.get("momentum", 0.9) == 0:
         found.pop("nesterov", None)
-    spare = [name for name in Prune.AMOUNTS if name in found]
+    spare = [name for name in configs.AMOUNTS if name in found]
     for name in spare[1:]:
         del found[name]
     if "global_ratio" not in found:
@@ -158,7 +158,7 @@ def test_the_command_line_wins_over_the_file_and_its_table_over_its_top(
 ) -> None:
     command = data.draw(COMMANDS)
     top, table, typed = ({k: v for k, v in data.draw(choices(command)).items() if k != "nesterov"} for _ in range(3))
-    for name in (*Prune.AMOUNTS[1:], "global_stem"):  # of these there can be one
+    for name in (*configs.AMOUNTS[1:], "global_stem"):  # of these there can be one
         for each in (top, table, typed):
             each.pop(name, None)
     path = tmp_path_factory.mktemp("toml") / "options.toml"
@@ -198,7 +198,7 @@ def test_a_speedup_typed_takes_the_place_of_the_files_ratios(tmp_path: Path) -> 
         assert isinstance(config, Prune)
         assert (config.global_ratio, config.global_stem) == left
     both = refused(lambda: resolve("prune", {"speedup": 2.5, "ratios": "0.5"}))
-    assert both == "prune: give one of --ratios, --speedup and --global-ratio, not --ratios and --speedup"
+    assert both == "give one of --ratios, --speedup and --global-ratio, not --ratios and --speedup"
 
 
 @pytest.mark.parametrize(

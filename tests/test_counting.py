@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import growprune as gp
+from growprune.config import Measure
 from growprune.groups import trace
 from growprune.planning import plan
 from growprune.ratios import Cost
@@ -410,7 +411,7 @@ def recurrent() -> nn.Module:
 
 def test_a_network_whose_layers_all_stay_is_measured_and_not_pruned() -> None:
     macs = TIME * 4 * BOTH
-    found = plan("test_counting:recurrent", None, (TIME, IN), None, None)
+    found = plan(Measure(model="test_counting:recurrent", input=f"{TIME}x{IN}"))
     assert (found["macs"], found["speedup"]) == ({"before": macs, "after": macs}, 1.0)
     with pytest.raises(gp.GrowpruneError, match="no layer of this model can be pruned"):
         gp.Pruner(recurrent(), X, gp.OneShot(), ratios=0.5)
