@@ -98,6 +98,9 @@ def home(name: str) -> str:
     return next(home for home, names in growprune.HOMES.items() if name in names)
 
 
-def test_the_package_loads_without_torch() -> None:
-    code = "import sys, growprune; assert 'torch' not in sys.modules; growprune.GReg1(); growprune.Pruner; print('ok')"
+def test_the_package_loads_without_torch_and_the_method_without_its_compiler() -> None:
+    code = (
+        "import sys, growprune; assert 'torch' not in sys.modules; "
+        "growprune.GReg1(); growprune.Pruner; growprune.load; assert 'torch._dynamo' not in sys.modules; print('ok')"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "ok\n"

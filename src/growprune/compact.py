@@ -360,7 +360,6 @@ def zeroed(weight: Any, grad: Tensor) -> Tensor:
     return grad if mask is None else grad.masked_fill(~mask, 0.0)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def after_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     """Held weights are zero after every step of any optimizer, and so is its state (momentum) for them."""
@@ -378,4 +377,4 @@ def after_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
 @cache
 def watch_every_optimizer() -> None:
     """Once, when the first weight is held."""
-    register_optimizer_step_post_hook(after_any_step)
+    register_optimizer_step_post_hook(torch.compiler.disable(after_any_step))

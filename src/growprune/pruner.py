@@ -169,9 +169,10 @@ class Pruner:
         self._optimizer = optimizer
         attached.note(optimizer, self)
         self._settle()
+        # Kept out of compiled steps here and not where they are defined: that would load the compiler with the package.
         self._hooks = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
         ]
 
     def _check_trainable(self) -> None:
@@ -196,14 +197,12 @@ class Pruner:
             attached.forget(self._optimizer, self)
         self._hooks, self._optimizer = [], None
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self.done:
             return None
         self._follow_device()
         return self._factors.apply(optimizer, args, kwargs)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             self.advance()
