@@ -1050,6 +1050,17 @@ def test_measure_solves_for_a_speedup_and_prints_a_table() -> None:
     readable(out)
 
 
+def test_measure_plans_in_multiples() -> None:
+    arguments = ("measure", "--model", "growprune.demo:network", "--input", "1x8x8", "--num-classes", "3")
+    code, out, err = growprune_says(*arguments, "--ratios", 0.3, "--multiple", 8)
+    assert (code, err) == (0, "")
+    assert out.startswith("growprune.demo:network, input 1x8x8, ratios 0.3 in multiples of 8\n")
+    found = document(growprune_says(*arguments, "--ratios", 0.3, "--multiple", 8, "--json")[1])
+    assert (found["multiple"], {tuple(width) for width in found["widths"].values()}) == (8, {(8, 8), (16, 8), (32, 24)})
+    code, _, err = growprune_says(*arguments, "--ratios", 0.3, "--multiple", 64)
+    assert (code, err.count("\n"), err.startswith("growprune: multiple: no layer loses any filter")) == (2, 1, True)
+
+
 def test_measure_leaves_the_random_numbers_alone() -> None:
     """Which weights are drawn cannot change a plan: two calls say the same."""
     arguments = ("measure", "--model", "resnet20", "--ratios", "0.5", "--json")

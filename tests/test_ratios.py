@@ -341,6 +341,98 @@ def test_global_leaves_layers_alone_that_lose_nothing() -> None:
     assert "6 of 24 filters go in 1 layers" in repr(pruner)
 
 
+# What stays in multiples.
+
+
+def wholes(size: int, multiple: int) -> list[int]:
+    """By hand: how many may stay."""
+    return [n for n in range(1, size + 1) if n % multiple == 0 or n == size]
+
+
+def nearest_whole(stays: int, size: int, multiple: int, spared: int = 1) -> int:
+    return min((n for n in wholes(size, multiple) if n >= spared), key=lambda n: (abs(n - stays), -n))
+
+
+INPUT = torch.ones(1, 6).double()
+
+
+def chain(*widths: int) -> nn.Module:
+    return seeded(lambda: nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise([6, *widths, 5]))))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.floats(0, 0.99), st.integers(1, 12))
+@example([16, 20], 0.5, 8)  # of 10, 8 is the nearest; 12 would be none
+@example([5, 4], 0.5, 8)
+def test_a_layer_keeps_the_multiple_that_is_nearest(widths: list[int], ratio: float, multiple: int) -> None:
+    asked = {str(i): size - pruned_of(ratio, size) for i, size in enumerate(widths) if i}
+    stay = {name: nearest_whole(n, widths[int(name)], multiple) for name, n in asked.items()}
+    size = {name: widths[int(name)] for name in asked}
+    if asked != size and stay == size:
+        refused(lambda: plan(ratio, chain(*widths), INPUT, multiple=multiple), "multiple", str(multiple))
+        return
+    pruner = plan(ratio, chain(*widths), INPUT, multiple=multiple)
+    found = {name: int(mask.sum()) for name, mask in pruner.masks().items() if name != "0"}
+    assert found == stay
+    small = pruner.compact()
+    assert [small[int(name)].out_features for name in stay] == list(stay.values())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.05, 0.95), st.sampled_from([2, 3, 4, 8]), st.sampled_from([None, 0.5, 0.8]), st.booleans())
+def test_global_leaves_multiples_and_never_less_than_is_spared(
+    asked: float, multiple: int, at_most: float | None, loud: bool
+) -> None:
+    net = resnet()
+    with torch.no_grad():
+        net.get_submodule("layer3.0.conv1").weight.mul_(1.0 if loud else 1e-3)
+    spec = gp.Global(asked, at_most)
+    plain, pruner = plan(spec, net).masks(), plan(spec, net, multiple=multiple)
+    for name, mask in pruner.masks().items():
+        stays = nearest_whole(int(plain[name].sum()), len(mask), multiple, spec.spared(len(mask), "filter"))
+        assert int(mask.sum()) == stays
+        score = net.get_submodule(name).weight.detach().abs().sum((1, 2, 3))
+        assert not bool((~mask).any()) or float(score[~mask].max()) <= float(score[mask].min())
+
+
+def test_a_speed_up_in_multiples() -> None:
+    """It is met by widths that are multiples, or the nearest is named."""
+    torch.manual_seed(0)
+    net, example = VGG(11), torch.randn(1, 3, 16, 16)
+    for times in (1.3, 2.0, 4.0):
+        pruner = plan(gp.Speedup(times), net, example, multiple=8)
+        assert reached(pruner, net, example) == pytest.approx(times, rel=0.01)
+        kept = [int(mask.sum()) for mask in pruner.masks().values()]
+        assert all(n % 8 == 0 for n in kept)
+        assert len({n / len(mask) for n, mask in zip(kept, pruner.masks().values(), strict=True)}) > 1
+    narrow = chain(16, 16, 16)
+    refused(lambda: plan(gp.Speedup(1.2), narrow, INPUT, multiple=8), "multiples of 8", "nearest is 1.")
+    assert plan(gp.Speedup(1.2), chain(30, 30, 30), INPUT).counts is not None
+
+
+@pytest.mark.parametrize("multiple", [0, -8, 8.0, True, "8", None])
+def test_a_multiple_is_a_whole_number(multiple: Any) -> None:
+    refused(lambda: plan(0.5, multiple=multiple), "multiple", repr(multiple))
+
+
+def test_single_weights_have_no_multiples() -> None:
+    refused(lambda: plan(0.5, granularity="weight", multiple=8), "multiple is for filters")
+    assert plan(0.5, granularity="weight", multiple=1).multiple == 1
+
+
+def test_a_state_is_of_its_multiple() -> None:
+    """What one global ratio takes is not known by number before it is picked."""
+
+    def fresh(multiple: int) -> gp.Pruner:
+        return plan(gp.Global(0.5), multiple=multiple)
+
+    state = fresh(2).state_dict()
+    fresh(2).load_state_dict(state)
+    for other in (1, 4):
+        refused(lambda other=other: fresh(other).load_state_dict(state), "another plan", "in multiples of 2")  # type: ignore[misc]
+    assert fresh(1).state_dict()["plan"]["ratios"] == "global 0.5"
+
+
 # Speed-ups.
 
 

@@ -1081,6 +1081,20 @@ def test_batch_norm_follows_the_weights_or_is_fixed_while_the_penalty_grows(
     assert moved() == set(first)
 
 
+def test_a_run_leaves_widths_in_multiples(tmp_path: Path) -> None:
+    gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
+    config = Prune(
+        model="growprune.demo:network", data="digits", weights=str(weights), device="cpu", threads=1, batch=64,
+        prune_batch=64, epochs=0, schedule="oneshot", multiple=8,
+    )  # fmt: skip
+    job = train.Job(config, None, "cpu")
+    for _ in job.work():
+        pass
+    widths = {(16, 8), (32, 16)}
+    assert (job.result["multiple"], {tuple(each) for each in job.result["widths"].values()} - {(8, 8)}) == (8, widths)
+    assert {layer.out_channels for layer in job.net.modules() if isinstance(layer, nn.Conv2d)} == {8, 16, 32}
+
+
 @pytest.mark.parametrize("granularity", ["filter", "weight"])
 @pytest.mark.parametrize("norm", ["batch", "fixed"])
 def test_fixed_statistics_are_left_to_what_is_fine_tuned(tmp_path: Path, norm: Any, granularity: str) -> None:

@@ -62,7 +62,7 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
-def choices(schedule: Schedule, granularity: str, scope: str) -> None:
+def choices(schedule: Schedule, granularity: str, scope: str, multiple: int) -> None:
     if not isinstance(schedule, Schedule):
         raise GrowpruneError(f"schedule: give GReg1(), GReg2(), OneShot() or a Schedule of your own, not {schedule!r}")
     for name, value, known in (
@@ -71,6 +71,10 @@ def choices(schedule: Schedule, granularity: str, scope: str) -> None:
     ):
         if value not in known:
             raise GrowpruneError(f"{name}: '{value}' is none of {', '.join(known)}")
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
+        raise GrowpruneError(f"multiple: a whole number from 1 on, not {multiple!r}")
+    if granularity == "weight" and multiple > 1:
+        raise GrowpruneError("multiple is for filters: of single weights any number can go")
     if granularity == "weight" and scope == "path":
         raise GrowpruneError("scope='path' is for filters: a single weight has no path")
 

@@ -22,6 +22,7 @@ MODELS = "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:functio
 SETS = "cifar10, cifar100, digits, or a folder: CIFAR's files, .npz pair, class folders."
 THREADS = "CPU threads; 0: OMP_NUM_THREADS, else all cores, beside a GPU one."
 STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's name, as ResNet50_Weights.IMAGENET1K_V1."
+MULTIPLE = "Filters that stay in a layer that loses some come in multiples of this."
 PRECISIONS = "Of the training step (fp32 may round to TF32, ieee does not; auto is the faster of bf16 and fp32)"
 CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
 """Of the sets that have a name, as far as one must know before they are read."""
@@ -119,6 +120,7 @@ class Prune(Config):
     ignore: str = option(
         "", "Layers never touched, by name, with commas between.", PRUNE, metavar="NAMES", empty=True, also=(list,)
     )
+    multiple: int = option(1, MULTIPLE, PRUNE, min=1)
     prune_lr: float = option(1e-3, "Learning rate while the penalty grows.", PRUNE, above=0)
     prune_batch: int = option(256, "Images a step while the penalty grows.", PRUNE, min=1)
     prune_norm: Literal["batch", "fixed"] = option(
@@ -222,6 +224,7 @@ class Measure(Options):
     global_stem: bool = option(False, "With --global-ratio: the stem is one of the layers.")
     coupled: bool = option(False, "Also prune filters tied by residual additions, together.")
     ignore: str = option("", "Layers never touched, by name, with commas between.", metavar="NAMES", empty=True)
+    multiple: int = option(1, MULTIPLE, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

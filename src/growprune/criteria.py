@@ -21,7 +21,7 @@ from growprune.copying import copied
 from growprune.curvature import Loss
 from growprune.errors import GrowpruneError, line, nearest
 from growprune.groups import Groups, Layer
-from growprune.ratios import pruned_of
+from growprune.ratios import pruned_of, rounded
 from growprune.running import call, switched, tensors
 
 Batches = Iterable[tuple[Any, Any]]
@@ -243,8 +243,9 @@ def least(scores: Tensor, counts: Mapping[Layer, int]) -> Tensor:
     return gone
 
 
-def least_of_all(scores: Tensor, spared: Mapping[Layer, int], ratio: float) -> Tensor:
-    """Which go, of all units: the least scores of these layers taken together, but for the best that each is spared.
+def least_of_all(scores: Tensor, spared: Mapping[Layer, int], ratio: float, multiple: int = 1) -> Tensor:
+    """Which go, of all units: the least scores of these layers taken together, but for the best that each is spared;
+    then as many more or fewer of each layer as leave a multiple.
 
     >>> layers = Layer("first", 0, 2, 0, None, stem=False), Layer("second", 2, 4, 1, None, stem=False)
     >>> least_of_all(torch.tensor([1.0, 2.0, 4.0, 3.0]), dict.fromkeys(layers, 1), 0.5).tolist()
@@ -257,7 +258,10 @@ def least_of_all(scores: Tensor, spared: Mapping[Layer, int], ratio: float) -> T
     gone[units[torch.argsort(scores[units], stable=True)[: pruned_of(ratio, len(units))]]] = True
     for layer, count in spared.items():
         gone[layer.start + torch.argsort(scores[layer.start : layer.stop], stable=True)[-count:]] = False
-    return gone
+    if multiple == 1:
+        return gone
+    lost = {layer: int(gone[layer.start : layer.stop].sum()) for layer in spared}
+    return least(scores, {layer: rounded(n, layer.size, multiple, spared[layer]) for layer, n in lost.items()})
 
 
 # -- data ----------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ def of(config: Config, images: Images, base: nn.Module, net: nn.Module, device: 
         "scope": pushed.scope if pushed else None,
         "prune_norm": pushed.prune_norm if pushed else None,
         "ratios": ratios.write(ratios.read(recipe.ratios(pushed))) if pushed else None,
+        "multiple": pushed.multiple if pushed else None,
         "epochs": {"finetune" if pushed else "train": config.epochs},
         **known,
     }

@@ -37,7 +37,15 @@ def plan(asked: Measure) -> dict[str, Any]:
     spec: Ratios = ratios(asked)
     widths, skipped, stays = {}, {}, {}
     try:
-        pruner = Pruner(model, example, schedule=OneShot(), ratios=spec, coupled=asked.coupled, ignore=ignored(asked))
+        pruner = Pruner(
+            model,
+            example,
+            OneShot(),
+            ratios=spec,
+            coupled=asked.coupled,
+            ignore=ignored(asked),
+            multiple=asked.multiple,
+        )
         after = measure(pruner.compact(), example)
         widths = {layer: [len(kept), int(kept.sum())] for layer, kept in pruner.masks().items()}
         spec, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
@@ -49,6 +57,7 @@ def plan(asked: Measure) -> dict[str, Any]:
         "model": asked.model,
         "input": list(shape),
         "ratios": write(read(spec)),
+        "multiple": asked.multiple,
         "params": {"before": before.params, "after": after.params},
         "macs": {"before": before.macs, "after": after.macs},
         "speedup": speedup(before, after),

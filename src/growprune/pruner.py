@@ -34,6 +34,7 @@ class Pruner:
 
     `example_input`: a tensor, a tuple or list of arguments, or a dict of keyword arguments; a batch of one will do.
     `ignore`: layers never touched, by name or module, so that what they read stays too. `seed`: of the random one.
+    `multiple`: a layer that loses some keeps a multiple of so many (8, say: devices are slow at odd widths).
     Afterwards `skipped` says which layers the model's own code keeps from being pruned, and why; `stays` says so of all
     layers that cannot lose anything, whatever their ratio.
     """
@@ -50,6 +51,7 @@ class Pruner:
         coupled: bool = False,
         ignore: Iterable[str | nn.Module] = (),
         seed: int = 0,
+        multiple: int = 1,
     ) -> None:
         self.model = checks.unwrapped(model)
         self.example_input = example_input
@@ -59,7 +61,8 @@ class Pruner:
         self.criterion = criteria.find(criterion)
         self.spec = _ratios.read(ratios)
         self.scope: Scope = scope
-        checks.choices(self.schedule, granularity, scope)
+        self.multiple = multiple
+        checks.choices(self.schedule, granularity, scope, multiple)
         checks.weights(self.model)
         stem = _ratios.speaks_of_stem(self.spec)
         found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
@@ -72,7 +75,8 @@ class Pruner:
             name, why = next(iter(self.skipped.items()))
             raise GrowpruneError(f"no layer of this model can be pruned: without a filter of '{name}' it fails: {why}")
         checks.named(self.model, self.spec, self.groups)
-        self.counts = _ratios.counts(self.spec, self.groups, {n: t.shape for n, t in tensors(self.model).items()})
+        shapes = {name: t.shape for name, t in tensors(self.model).items()}
+        self.counts = _ratios.counts(self.spec, self.groups, shapes, multiple)
         self.step_count = 0
         self._past = 0  # steps since it was done
         self._generator = torch.Generator().manual_seed(seed)
@@ -270,7 +274,7 @@ class Pruner:
         )
         if isinstance(self.spec, _ratios.Global):
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
-            self._pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio))
+            self._pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio, self.multiple))
         else:
             self._pruned.copy_(criteria.least(scores, dict(zip(self.groups.layers, self.counts or (), strict=True))))
         self._picked = True
@@ -403,11 +407,15 @@ class Pruner:
         self._take_up()
         self._settle()
 
+    def _amount(self) -> str:
+        whole = f", in multiples of {self.multiple}" if self.multiple > 1 else ""
+        return _ratios.write(self.spec) + whole
+
     def _plan(self) -> dict[str, Any]:
         """What must agree for a state to fit: the layers and what they lose, and the schedule as it was asked for."""
         return {
             "layers": [[layer.name, layer.size] for layer in self.groups.layers],
-            "ratios": _ratios.write(self.spec) if self.counts is None else self.counts,
+            "ratios": self._amount() if self.counts is None else self.counts,
             "criterion": self.criterion.name,
             "schedule": [type(self._asked).__name__, asdict(self._asked)],
             "granularity": self.groups.granularity,

@@ -1,7 +1,8 @@
 """How much of each layer goes: the paper's list syntaxes, one number, names, one global ratio, or a speed-up to reach.
 
 A specification is read once into one of the small classes below; `counts` turns it, for given groups, into the
-number of units each layer loses. Of N filters at ratio r, min(⌈r·N⌉, N − 1) go: a layer is never emptied.
+number of units each layer loses. Of N filters at ratio r, min(⌈r·N⌉, N − 1) go: a layer is never emptied. Where those
+that stay have to be a multiple of some number, it is the nearest that there is.
 """
 
 from __future__ import annotations
@@ -213,15 +214,35 @@ def pruned_of(ratio: float, size: int) -> int:
     return min(math.ceil(Fraction(repr(float(ratio))) * size), size - 1)  # the number as written: 0.55 of 100 is 55
 
 
-def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int] | None:
+def rounded(lost: int, size: int, multiple: int, spared: int = 1) -> int:
+    """How many of `size` go instead of `lost`, so that a multiple stays: the nearest, of two the larger, not less than
+    are `spared`. All may stay, whatever their number, and do where no multiple is left.
+
+    >>> [rounded(lost, 64, 8) for lost in (0, 3, 4, 5, 44, 63)], rounded(19, 20, 8), rounded(4, 5, 8), rounded(7, 20, 1)
+    ([0, 0, 0, 8, 40, 56], 12, 0, 7)
+    """
+    stays = size - lost
+    below = stays // multiple * multiple
+    around = (size, *(n for n in (below + multiple, below) if spared <= n <= size))
+    return size - min(around, key=lambda n: abs(n - stays))
+
+
+def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple: int = 1) -> list[int] | None:
     """How many units each layer loses; None where only the scores can tell (`Global`)."""
     if not groups.layers:
         raise GrowpruneError(f"no layer of this model can be pruned{why_none(groups.stays)}")
     if isinstance(spec, Global):
         return None
     if isinstance(spec, Speedup):
-        return solve(spec, groups, sizes)
-    return [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
+        return solve(spec, groups, sizes, multiple)
+    wanted = [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
+    found = [rounded(lost, layer.size, multiple) for lost, layer in zip(wanted, groups.layers, strict=True)]
+    if any(wanted) and not any(found):
+        raise GrowpruneError(
+            f"multiple: no layer loses any filter if a multiple of {multiple} has to stay: give a smaller one, "
+            "or a larger ratio"
+        )
+    return found
 
 
 def why_none(stays: Mapping[str, str]) -> str:
@@ -325,8 +346,18 @@ class Cost:
         return float((self.fixed * rows * columns).sum() + (self.work * (1 - self.cut @ lost)).sum())
 
 
-def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size]) -> list[int]:
-    """Remove filters one by one, always where the layer's ratio lags most, until the MACs are as asked."""
+def levels(size: int, multiple: int) -> list[int]:
+    """How many may stay, from all downwards.
+
+    >>> levels(20, 8), levels(8, 8), levels(4, 8), levels(4, 1)
+    ([20, 16, 8], [8], [4], [4, 3, 2, 1])
+    """
+    return [size, *range((size - 1) // multiple * multiple, 0, -multiple)]
+
+
+def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size], multiple: int) -> list[int]:
+    """Remove filters one by one (or from one multiple to the next), always where the layer's ratio lags most, until the
+    MACs are as asked."""
     if groups.granularity != "filter":
         raise GrowpruneError("ratios: Speedup needs granularity='filter': zero weights alone save no MACs")
     pace = torch.ones(len(groups.layers), dtype=torch.double)
@@ -335,14 +366,16 @@ def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size]) -> lis
             raise GrowpruneError("ratios: Speedup(per='stage') needs a network with residual stages; this one has none")
         pace = torch.tensor([LAST_STAGE if layer.stage == groups.stages else 1.0 for layer in groups.layers]).double()
     cost = Cost(groups, sizes)
+    gone = [layer.size - torch.tensor(levels(layer.size, multiple)) for layer in groups.layers]
     due = [
-        (torch.arange(layer.size - 1) + 0.5) / (layer.size * p) for layer, p in zip(groups.layers, pace, strict=True)
-    ]
+        (g[:-1] + g[1:]) / 2 / (layer.size * p) for g, layer, p in zip(gone, groups.layers, pace, strict=True)
+    ]  # half-way between what is gone before a step and after it
     owner = torch.cat([torch.full((len(d),), i) for i, d in enumerate(due)])
-    queue = owner[torch.argsort(torch.cat(due), stable=True)]
+    queue = torch.argsort(torch.cat(due), stable=True)
+    owner, step = owner[queue], torch.cat([g.diff() for g in gone])[queue]
 
     def lost(removed: int) -> Tensor:
-        return torch.bincount(queue[:removed], minlength=len(groups.layers)).double()
+        return torch.bincount(owner[:removed], step[:removed], minlength=len(groups.layers)).double()
 
     full = cost(lost(0))
     low, high = 0, len(queue)
@@ -352,5 +385,6 @@ def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size]) -> lis
     best = min((n for n in (low - 1, low) if n >= 0), key=lambda n: abs(full / cost(lost(n)) / spec.times - 1))
     reached = full / cost(lost(best))
     if abs(reached / spec.times - 1) > 0.01:
-        raise GrowpruneError(f"ratios: no ratio gives {spec.times:g}x within 1 %: the nearest is {reached:.2f}x")
+        whole = f" in multiples of {multiple}" if multiple > 1 else ""
+        raise GrowpruneError(f"ratios: no ratio gives {spec.times:g}x within 1 %{whole}: the nearest is {reached:.2f}x")
     return [int(n) for n in lost(best)]

@@ -101,7 +101,7 @@ def pruner(config: Prune, net: nn.Module, images: Images) -> Pruner:
     """All of it, on a network."""
     return Pruner(
         net, images.example(), schedule(config), criterion(config, images), ratios(config), config.granularity,
-        config.scope, config.coupled, ignored(config), config.seed,
+        config.scope, config.coupled, ignored(config), config.seed, config.multiple,
     )  # fmt: skip
 
 

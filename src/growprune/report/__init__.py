@@ -83,14 +83,18 @@ def table(result: Mapping[str, Any]) -> RenderableType:
     return Group(*tables, *(Text(f"{remark}\n") for remark in remarks(result)))
 
 
-def amount(ratios: str) -> str:
-    """How much goes, as `ratios.write` has it, in words.
+def amount(result: Mapping[str, Any]) -> str:
+    """How much goes, as `ratios.write` has it, in words; older results know of no multiple.
 
-    >>> amount("0.5"), amount("2.5x"), amount("2.5x by stage")
-    ('ratios 0.5', 'speed-up 2.5×', 'speed-up 2.5× by stage')
+    >>> [amount({"ratios": ratios}) for ratios in ("0.5", "2.5x", "2.5x by stage")]
+    ['ratios 0.5', 'speed-up 2.5×', 'speed-up 2.5× by stage']
+    >>> amount({"ratios": "0.5", "multiple": 1}), amount({"ratios": "0.5", "multiple": 8})
+    ('ratios 0.5', 'ratios 0.5 in multiples of 8')
     """
-    times = re.fullmatch(r"([\d.e+]+)x( by stage)?", ratios)
-    return f"speed-up {times[1]}×{times[2] or ''}" if times else f"ratios {ratios}"
+    times = re.fullmatch(r"([\d.e+]+)x( by stage)?", result["ratios"])
+    said = f"speed-up {times[1]}×{times[2] or ''}" if times else f"ratios {result['ratios']}"
+    multiple = result.get("multiple") or 1
+    return f"{said} in multiples of {multiple}" if multiple > 1 else said
 
 
 def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:

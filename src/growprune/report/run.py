@@ -119,7 +119,7 @@ def removed(result: Result) -> str:
         full, left = (sum(layer[i] for layer in widths) for i in (0, 1))
         units = "filters" if result["granularity"] == "filter" else "weights"
         what = f"{full - left:,} of {full:,} {units} in {sum(a != b for a, b in widths)} layers"
-    how = [f"criterion {result['criterion']}", amount(result["ratios"])]
+    how = [f"criterion {result['criterion']}", amount(result)]
     if name != "OneShot" and result["granularity"] == "filter":
         how.append(f"penalty on the {result['scope']}")
     if name != "OneShot" and result.get("prune_norm") == "fixed":

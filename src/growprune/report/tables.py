@@ -124,7 +124,7 @@ def plan_table(result: Result) -> Group:
         for layer, (full, _) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full))
     else:
-        head += f", {amount(result['ratios'])}"
+        head += f", {amount(result)}"
         shown = table("", "before", "after", "factor")
         for label, key in (("parameters", "params"), ("MACs", "macs")):
             full, left = result[key]["before"], result[key]["after"]
