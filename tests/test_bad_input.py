@@ -115,9 +115,41 @@ def test_a_named_layer_that_cannot_go_alone_says_why() -> None:
     refused("'conv3'", "coupled=True", ratios={"conv3": 0.5})
     refused("'fc'", "it makes what the model returns", ratios={"fc": 0.5})
     refused("'1.0.0'", "it is ignored", model=backbone(2), ratios={"1.0.0": 0.5}, ignore=["1.0.0"])
-    refused("'conv3'", "go with those of 'conv1'", ratios={"conv3": 0.5}, coupled=True)
+    refused("'conv3'", "go with those of 'conv1':", ratios={"conv3": 0.5}, coupled=True)
+    for joined_first, names in ((True, "'a' and 'b'"), (False, "'c'")):
+        model, why = Joined(joined_first), f"go with those of {names}:"
+        refused(why, model=model, ratios={"c" if joined_first else "b": 0.5}, coupled=True)
+    refused("the weight of '1' is that of '0'", model=Twice(), ratios={"1": 0.5})
     refused("'norm1' (BatchNorm2d)", "convolutions and linear layers do", ratios={"norm1": 0.5})
     refused("'1' (Sequential)", "name those inside it, as '1.0.0', '1.0.2'", model=backbone(2), ratios={"1": 0.5})
+
+
+class Joined(nn.Module):
+    """One layer's channels are added to those of two others, side by side; either comes first."""
+
+    def __init__(self, joined_first: bool) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 1)
+        self.a, self.b, self.c = (nn.Conv2d(4, width, 1) for width in (4, 4, 8))
+        self.last, self.joined_first = nn.Conv2d(8, 2, 1), joined_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        if self.joined_first:
+            x = torch.cat([self.a(x), self.b(x)], 1) + self.c(x)
+        else:
+            whole = self.c(x)
+            x = whole + torch.cat([self.a(x), self.b(x)], 1)
+        out: Tensor = self.last(x)
+        return out
+
+
+class Twice(nn.Sequential):
+    """Two layers, one weight."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Conv2d(2, 2, 1) for _ in range(3)))
+        self[1].weight = self[0].weight
 
 
 @pytest.mark.parametrize("ratios", [0.999, {"conv2": 0.9999}, gp.Global(0.99)])
@@ -461,6 +493,10 @@ def test_training_with_another_optimizer_is_told() -> None:
     (told,) = steps(model, new, new, new, new)
     for word in ("'conv2.weight'", "SGD", "detach()", __file__):
         assert word in told
+    pruner.detach()
+    pruner.attach(mine)
+    torch.optim.lr_scheduler.StepLR(new, 1)  # which wraps step() itself
+    assert __file__ in steps(model, new, new, new)[0]
     assert not steps(model, mine, new, new), "once"
     pruner.detach()
     pruner.attach(new)
@@ -481,8 +517,35 @@ def test_training_with_another_optimizer_may_be_meant() -> None:
     steps(model, *[first] * old.total_steps)
     assert old.done
     assert not steps(model, second, second)
-    old.detach()
-    assert not steps(model, second, second)
+    third = gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.5, ku=1, ks=0))
+    third.attach(first)
+    steps(model, *[first] * third.total_steps)
+    assert third.done
+    assert not steps(model, second, second), "never told before"
+
+
+def test_an_optimizer_that_pushes_something_else_is_told() -> None:
+    """A pruner of other parameters, or one that is done, carries nothing of this one's."""
+    model, other = Net(), Net()
+    mine, both = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, other))
+    both.add_param_group({"params": model.parameters()})
+    pruner, theirs = (gp.Pruner(each, X, schedule=gp.GReg1(delta_lambda=0.5, ku=1, ks=0)) for each in (model, other))
+    pruner.attach(mine)
+    theirs.attach(both)
+    assert len(steps(model, both, both)) == 1
+    assert theirs.done == (theirs.total_steps <= 2)
+
+
+def test_a_compiled_step_of_another_optimizer_is_told() -> None:
+    model = Net()
+    mine, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
+    pruner = gp.Pruner(model, X)
+    pruner.attach(mine)
+    step = torch.compile(other.step, backend="eager")
+    model(X).square().mean().backward()
+    step()
+    with pytest.warns(UserWarning, match="these steps push nothing"):
+        step()
 
 
 @pytest.mark.parametrize(("past", "told"), [(2, 0), (3, 1)])
@@ -500,6 +563,32 @@ def test_training_on_after_the_push_is_told(past: int, told: int) -> None:
         warnings.simplefilter("always")
         pruner.compact()
     assert [f"{past} steps were made since" in str(each.message) for each in heard] == [True] * told
+    size = pruner.separation()["conv2"]
+    share = f"in 'conv2' what goes is {float(size.pruned / size.kept):.1%} as large"
+    assert all(share in str(each.message) for each in heard), "and how large it is"
+
+
+def test_what_was_hardly_pushed_is_told_however_late_and_after_going_on() -> None:
+    """Steps past the end do not hide it, and a state knows of them."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    plan: dict[str, Any] = {"schedule": gp.GReg1(delta_lambda=0.1, ku=1, ks=10), "ratios": {"conv2": 0.5}}
+    pruner = gp.Pruner(model, X, **plan)
+    pruner.attach(optimizer)
+    for _ in range(pruner.total_steps + 5):
+        model.zero_grad()
+        (model(X).sum() * 0).backward()
+        optimizer.step()
+    again = gp.Pruner(model, X, **plan)
+    again.load_state_dict(pruner.state_dict())
+    for each in (pruner, again):
+        with pytest.warns(UserWarning, match="5 steps were made since.*a larger learning rate or a longer schedule"):
+            each.compact()
+    old = pruner.state_dict()
+    del old["past"]
+    again.load_state_dict(old)  # of before it was kept
+    with pytest.warns(UserWarning, match="as large as what stays: removal will cost"):
+        again.compact()
 
 
 def test_attaching_twice() -> None:

@@ -1112,10 +1112,29 @@ def test_a_plan_may_go_by_weights_and_leave_layers_alone(tmp_path: Path) -> None
     assert document(growprune_says(*asked)[1])["macs"]["before"] == ours["macs"]["after"]
 
 
+def test_a_run_is_measured_as_what_it_is(tmp_path: Path) -> None:
+    """Whatever is said beside its folder counts; an older result tells no shape, a set that is known has one."""
+    growprune.save(models.fresh("growprune.demo:network", 7), tmp_path / "model.safetensors")
+    config = {"command": "train", "model": "growprune.demo:network", "data": str(tmp_path)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "result.json").write_text(json.dumps({"shape": [1, 12, 12], "classes": 7}))
+    asked = "measure", "--weights", tmp_path, "--json"
+    code, out, err = growprune_says(*asked)
+    assert (code, err, document(out)["model"], document(out)["input"]) == (0, "", config["model"], [1, 12, 12])
+    assert document(growprune_says(*asked, "--input", "1x8x8")[1])["input"] == [1, 8, 8]
+    (tmp_path / "result.json").unlink()
+    assert growprune_says(*asked)[0] == 2, "as 10 classes"
+    assert document(growprune_says(*asked, "--num-classes", 7, "--input", "1x9x9")[1])["input"] == [1, 9, 9]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"data": "digits"}))
+    assert document(growprune_says(*asked, "--num-classes", 7)[1])["input"] == [1, 8, 8]
+
+
 def test_a_network_that_cannot_be_pruned_is_measured_all_the_same() -> None:
     code, out, _ = growprune_says("measure", "--model", "test_cli:fixed")
     assert (code, re.findall(r"parameters +(\d+)", out)) == (0, ["808"])
     assert "stays whole (" in out
+    left = document(growprune_says("measure", "--model", "test_cli:fixed", "--ignore", "2", "--json")[1])["stays"]
+    assert left["2"] == "it is ignored"
     code, _, err = growprune_says("measure", "--model", "test_cli:fixed", "--ratios", 0.5)
     assert (code, err.startswith("growprune: no layer of this model can be pruned")) == (2, True)
 

@@ -57,11 +57,14 @@ def run(block: str, folder: Path, **given: Any) -> dict[str, Any]:
     return scope
 
 
-def assert_pruned(pruner: gp.Pruner, small: nn.Module) -> None:
-    """Every step was counted, what goes was pushed far, and is gone; the smaller network was trained on."""
+def assert_pruned(pruner: gp.Pruner, small: nn.Module, tuned: bool = True) -> None:
+    """Every step was counted, what goes was pushed far, and is gone; the smaller network was trained on, if `tuned`."""
     assert pruner.step_count == pruner.total_steps == 25
     assert all(layer.pruned < 0.7 * layer.kept for layer in pruner.separation().values())
-    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in pruner.model.parameters())
+    fresh = list(pruner.compact().parameters())
+    assert [p.shape for p in small.parameters()] == [p.shape for p in fresh]
+    assert sum(p.numel() for p in fresh) < sum(p.numel() for p in pruner.model.parameters())
+    assert all(torch.equal(p.cpu(), q.cpu()) != tuned for p, q in zip(small.parameters(), fresh, strict=True))
 
 
 def assert_same(one: nn.Module, other: nn.Module) -> None:
@@ -126,7 +129,7 @@ def test_lightning_goes_on(options: dict[str, Any], tmp_path: Path, monkeypatch:
 
 def test_fabric(tmp_path: Path) -> None:
     scope = run(code("lightning", "fabric = L.Fabric"), tmp_path, model=net())
-    assert_pruned(scope["pruner"], scope["small"])
+    assert_pruned(scope["pruner"], scope["small"], tuned=False)
     gp.Pruner(net(), X[:1], schedule=SCHEDULE).load_state_dict(torch.load(tmp_path / "pushed.ckpt")["pruner"])
     pruner = gp.Pruner(scope["model"], X[:1], schedule=SCHEDULE)
     pruner.attach(scope["optimizer"])  # wrapped
@@ -173,7 +176,7 @@ def test_hugging_face_with_an_optimizer_of_ones_own(tmp_path: Path) -> None:
     pruner.attach(optimizer)
     args = transformers.TrainingArguments(str(tmp_path), max_steps=25, gradient_accumulation_steps=2, max_grad_norm=0.1)
     transformers.Trainer(model, args, train_dataset=TEXTS, optimizers=(optimizer, None)).train()
-    assert_pruned(pruner, pruner.compact())
+    assert_pruned(pruner, pruner.compact(), tuned=False)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -184,7 +187,7 @@ def test_accelerate(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
     AcceleratorState._reset_state(True)
     scope = run(block, tmp_path, model=net())
-    assert_pruned(scope["pruner"], scope["small"])
+    assert_pruned(scope["pruner"], scope["small"], tuned=False)
     assert type(gp.load(tmp_path / "small.safetensors", net)) is nn.Sequential
 
 

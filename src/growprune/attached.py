@@ -1,11 +1,10 @@
 """Which optimizer carries which pruner's penalty; and what trains past it, so that nothing is pushed.
 
-A framework may make its optimizer anew, or never step the one that a pruner was attached to.
+A framework may wrap an optimizer, make it anew, or never step the one that a pruner was attached to.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Protocol
@@ -14,6 +13,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from growprune.errors import warn
 
 
 class Pushes(Protocol):
@@ -28,6 +29,21 @@ ATTACHED: WeakKeyDictionary[torch.optim.Optimizer, WeakSet[Any]] = WeakKeyDictio
 
 MISSED: WeakKeyDictionary[Pushes, int] = WeakKeyDictionary()
 """By pruner, how often in a row its parameters were stepped by another optimizer, until that was told."""
+
+
+def within(given: Any) -> Any:
+    """The optimizer itself, out of a wrapper around its step() (accelerate's, Lightning's)."""
+    while isinstance(given, torch.optim.Optimizer) and not hooked(given):
+        inner = getattr(given, "optimizer", None)
+        if not isinstance(inner, torch.optim.Optimizer):
+            break
+        given = inner
+    return given
+
+
+def hooked(optimizer: torch.optim.Optimizer) -> bool:
+    """Does it run hooks when it steps? torch marks the classes that do."""
+    return bool(getattr(type(optimizer).step, "hooked", False))
 
 
 def note(optimizer: torch.optim.Optimizer, pruner: Pushes) -> None:
@@ -45,24 +61,25 @@ def before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
     At the second step in a row: one alone may be an optimizer that steps the attached one within its own step.
     """
-    if torch.compiler.is_compiling():
-        return
-    carries = bool(ATTACHED.get(optimizer))
     for mine, pruners in list(ATTACHED.items()):
         for pruner in list(pruners):
             if pruner not in MISSED or pruner.done:
                 continue
             if mine is optimizer:
                 MISSED[pruner] = 0
-            elif not carries and (name := held(optimizer, pruner._pushed())) is not None:
+            elif (name := held(optimizer, names := pruner._pushed())) is not None and not pushes(optimizer, names):
                 MISSED[pruner] += 1
                 if MISSED[pruner] == 2:
                     del MISSED[pruner]
-                    warnings.warn(
+                    warn(
                         f"'{name}' is trained by another optimizer ({type(optimizer).__name__}) than the one that the "
-                        "pruner is attached to, so nothing is pushed: detach(), and attach() to this one",
-                        stacklevel=3,
+                        "pruner is attached to, so these steps push nothing: detach(), and attach() to this one"
                     )
+
+
+def pushes(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> bool:
+    """Does it carry the penalty of a pruner that is not done, of some of these parameters?"""
+    return any(not each.done and not names.keys().isdisjoint(each._pushed()) for each in ATTACHED.get(optimizer, ()))
 
 
 def held(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> str | None:
@@ -73,4 +90,4 @@ def held(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> str |
 @cache
 def watch_every_optimizer() -> None:
     """Once, when the first pruner is attached."""
-    register_optimizer_step_pre_hook(before_any_step)
+    register_optimizer_step_pre_hook(torch.compiler.disable(before_any_step))

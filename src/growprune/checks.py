@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from growprune.attached import hooked, within
 from growprune.compact import held
 from growprune.errors import GrowpruneError
 from growprune.groups import LAYERS, UNREACHED, Groups, Layer, layer_name, owner
@@ -84,6 +85,10 @@ def named(model: nn.Module, spec: Spec, groups: Groups) -> None:
     modules = dict(model.named_modules())
     for name in (each for each, _ in spec.ratios) if isinstance(spec, ByName) else ():
         if name in modules and name not in groups.order and name not in groups.stays:
+            weight = modules[name].weight if isinstance(modules[name], LAYERS) else None
+            first = next((layer_name(each) for each, t in tensors(model).items() if t is weight), name)
+            if first != name:
+                raise GrowpruneError(f"ratios: the weight of '{name}' is that of '{first}': name that one instead")
             inside = [f"'{layer.name}'" for layer in groups.layers if layer.name.startswith(f"{name}.") or not name]
             way = f"name those inside it, as {', '.join(inside[:2])}" if inside else "convolutions and linear layers do"
             raise GrowpruneError(f"ratios: '{name}' ({type(modules[name]).__name__}) has no filters of its own; {way}")
@@ -161,25 +166,11 @@ def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
             return
 
 
-def within(given: Any) -> Any:
-    """The optimizer itself, out of a wrapper around its step() (accelerate's, Lightning's)."""
-    while isinstance(given, torch.optim.Optimizer) and not hooked(given):
-        inner = getattr(given, "optimizer", None)
-        if not isinstance(inner, torch.optim.Optimizer):
-            break
-        given = inner
-    return given
-
-
-def hooked(optimizer: torch.optim.Optimizer) -> bool:
-    """Does it run hooks when it steps? torch marks the classes that do."""
-    return bool(getattr(type(optimizer).step, "hooked", False))
-
-
 def optimizer(given: Any) -> torch.optim.Optimizer:
     """The optimizer itself, if it is one that can carry a penalty."""
     if not isinstance(given, torch.optim.Optimizer):
-        raise GrowpruneError(f"attach: need a torch optimizer, not {full_name(type(given))}")
+        way = "; attach to the torch.optim one inside it, if there is one" if hasattr(given, "step") else ""
+        raise GrowpruneError(f"attach: need a torch optimizer, not {full_name(type(given))}{way}")
     found: torch.optim.Optimizer = within(given)
     if not hooked(found):
         raise GrowpruneError(

@@ -10,7 +10,6 @@ The model is never changed in place but by `hold`; `cut` works on a copy.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -25,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.copying import copied
-from growprune.errors import GrowpruneError, line
+from growprune.errors import GrowpruneError, line, warn
 from growprune.groups import Groups, gone, owner
 from growprune.running import call, in_mode, quietly, switched, tensors, whole_operators
 
@@ -250,20 +249,18 @@ def watch_left_behind(
     """Tell, once, whoever goes on with an optimizer that holds the larger network still, unless it pushes that anew."""
     larger, told = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), False
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         nonlocal told
         if told or pushes(optimizer):
             return
         told = True
         if any(p in larger for group in optimizer.param_groups for p in group["params"]):
-            warnings.warn(
+            warn(
                 "this optimizer holds the parameters of before compact(): it does not train the smaller network; call "
-                "compact(optimizer=...) with it, or make a new one",
-                stacklevel=4,
+                "compact(optimizer=...) with it, or make a new one"
             )
 
-    optimizer.register_step_pre_hook(before_step)
+    optimizer.register_step_pre_hook(torch.compiler.disable(before_step))
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:

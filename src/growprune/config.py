@@ -25,6 +25,7 @@ STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's nam
 MULTIPLE = "Filters that stay in a layer that loses some come in multiples of this."
 PRECISIONS = "Of the training step (fp32 may round to TF32, ieee does not; auto is the faster of bf16 and fp32)"
 CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
+SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 """Of the sets that have a name, as far as one must know before they are read."""
 
 
@@ -208,11 +209,13 @@ class Eval(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Options):
-    """`growprune measure`."""
+    """`growprune measure`; what is not given is as in the run whose folder --weights names."""
 
-    model: str = option("resnet56", MODELS, metavar="NAME")
+    model: str | None = option(None, f"{MODELS} [resnet56]", metavar="NAME")
     num_classes: int | None = option(None, "Classes it tells apart; by default the model's own number.", min=1)
-    input: str = option("3x32x32", "Shape of one input.", metavar="SHAPE", check=lambda text: read_shape(text))
+    input: str | None = option(
+        None, "Shape of one input. [3x32x32]", metavar="SHAPE", check=lambda text: read_shape(text)
+    )
     weights: str | None = option(None, f"Of a network that was trained, or pruned: {STATE}", metavar="PATH")
     ratios: str | None = option(
         None, "0.5, '[0, 0.5, 0.5, 0.5]' by stage or '[0:0, 1-15:0.7]' by layer.", metavar="LIST"

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class GrowpruneError(ValueError):
@@ -43,6 +47,15 @@ def told(error: BaseException) -> str | None:
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which need not be loaded here
         return f"not enough memory on the GPU, a smaller batch needs less: {str(error).partition('. ')[0]}"
     return None
+
+
+def warn(message: str) -> None:
+    """At the user's own line: the nearest that is neither ours nor torch's."""
+    homes = (Path(str(sys.modules[name].__file__)).parent for name in ("growprune", "torch") if name in sys.modules)
+    inside, level, frame = tuple(f"{home}{os.sep}" for home in homes), 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -37,6 +37,8 @@ def of(config: Config, images: Images, base: nn.Module, net: nn.Module, device: 
         "model": config.model,
         "data": config.data,
         "images": images.sizes,
+        "shape": list(images.shape),
+        "classes": images.classes,
         "normalization": {"mean": list(images.dataset.mean), "std": list(images.dataset.std)},
         "latency": times(base, net, images, device) if pushed else None,
         "seed": config.seed,

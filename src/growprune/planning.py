@@ -15,6 +15,7 @@ from growprune.measurement import measure, speedup
 from growprune.pruner import Pruner
 from growprune.ratios import Ratios, read, write
 from growprune.recipe import ignored, ratios
+from growprune.run import as_measured
 from growprune.running import switched
 from growprune.schedule import OneShot
 from growprune.weights import restore
@@ -24,13 +25,14 @@ def plan(asked: Measure) -> dict[str, Any]:
     """The network as it is and as it would be, measured: the filters are removed from it, whatever its weights are."""
     if asked.global_ratio is not None and asked.weights is None:
         raise GrowpruneError("--global-ratio: which filters are least hangs on the weights: give --weights")
-    shape = read_shape(asked.input)
-    model = switched(network(asked), training=False)
+    known = {"model": "resnet56", "input": "3x32x32"} | as_measured(asked.weights) | given(asked)
+    name, shape = known["model"], read_shape(known["input"])
+    model = switched(network(name, known.get("num_classes"), asked.weights), training=False)
     example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
     try:
         before = after = measure(model, example)
     except GrowpruneError as error:
-        asked_for = f"--model {asked.model} --input {'x'.join(map(str, shape))}"
+        asked_for = f"--model {name} --input {'x'.join(map(str, shape))}"
         raise GrowpruneError(
             f"{asked_for}: {error}; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"
         ) from error
@@ -54,7 +56,7 @@ def plan(asked: Measure) -> dict[str, Any]:
             raise
         stays = build(model, example, coupled=asked.coupled, ignore=ignored(asked)).stays
     return {
-        "model": asked.model,
+        "model": name,
         "input": list(shape),
         "ratios": write(read(spec)),
         "multiple": asked.multiple,
@@ -68,11 +70,15 @@ def plan(asked: Measure) -> dict[str, Any]:
     }
 
 
-def network(asked: Measure) -> nn.Module:
-    name, classes = asked.model, asked.num_classes
+def given(asked: Measure) -> dict[str, Any]:
+    """What is said of the network itself."""
+    return {key: v for key in ("model", "input", "num_classes") if (v := getattr(asked, key)) is not None}
+
+
+def network(name: str, classes: int | None, weights: str | None) -> nn.Module:
     models.known(name)
-    if asked.weights is not None:
-        return restore(name, classes, asked.weights)
+    if weights is not None:
+        return restore(name, classes, weights)
     try:
         return models.create(name, classes)
     except TypeError as error:

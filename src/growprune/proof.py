@@ -27,7 +27,10 @@ from growprune.running import call, leaves, quietly, switched, tensors
 TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
 """How far, relative to the largest output, a compacted network may stray from its masked self: rounding, no more."""
 
-OR_SELECTS = "or it sorts or selects (top-k, NMS) what rounding swaps, then give another example, or trained weights"
+OR_SELECTS = (
+    "or, if the model sorts or selects (top-k, NMS), so that rounding swaps what it picks: give another example, or "
+    "trained weights"
+)
 """What else may be the matter: an untrained detector's scores are all but equal."""
 
 

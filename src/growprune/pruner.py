@@ -5,7 +5,8 @@
     while not pruner.done: ...                # the loop as it was
     small = pruner.compact()
 
-All the state there is: the step, the pruned units, the random generator, and where the ratio rule ended pushing.
+All the state there is: the step (and those made past the end), the pruned units, the random generator, and where the
+ratio rule ended pushing.
 """
 
 from __future__ import annotations
@@ -336,7 +337,7 @@ class Pruner:
             raise GrowpruneError(
                 f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step {self.step_count}"
             )
-        optimizer = checks.within(optimizer)
+        optimizer = attached.within(optimizer)
         self._follow_device()
         checks.weights(self.model)
         if not self.done:
@@ -345,14 +346,8 @@ class Pruner:
                 "is cut off all the same",
                 stacklevel=2,
             )
-        elif self.total_steps and self._past > self.total_steps / 10:
-            warnings.warn(
-                f"compact: the push has ended, and {self._past} steps were made since, in which what goes may have "
-                "grown again: stop training when pruner.done",
-                stacklevel=2,
-            )
-        elif self.total_steps and (weak := separation.hardly_pushed(self.separation())):
-            warnings.warn(f"compact: {weak}", stacklevel=2)
+        elif self.total_steps and (why := separation.doubtful(self.separation(), self.total_steps, self._past)):
+            warnings.warn(f"compact: {why}", stacklevel=2)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
             for each in (optimizer, self._optimizer):
@@ -380,6 +375,7 @@ class Pruner:
         return {
             "plan": self._plan(),
             "step": self.step_count,
+            "past": self._past,
             "picked": self._picked,
             "pruned": self._pruned.cpu().clone(),
             "ended": self._ended,
@@ -397,7 +393,8 @@ class Pruner:
                     f"{checks.short(state['plan'].get(key))}, here it is {checks.short(mine)}"
                 )
         device = self._pruned.device
-        self.step_count, self._past, self._picked = int(state["step"]), 0, bool(state["picked"])
+        self.step_count, self._picked = int(state["step"]), bool(state["picked"])
+        self._past = int(state.get("past", 0))  # older states do not know it
         self._pruned.copy_(state["pruned"])
         self._ratio = None if state["ratio"] is None else state["ratio"].to(device)
         self._generator.set_state(state["generator"])

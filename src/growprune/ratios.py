@@ -300,15 +300,16 @@ def prunable(name: str, groups: Groups) -> Layer:
             return layer
     if (why := groups.stays.get(name)) is not None:
         raise GrowpruneError(f"ratios: no filter of '{name}' can go: {why}")
-    if (leader := leads(name, groups)) is not None:
-        raise GrowpruneError(f"ratios: the filters of '{name}' go with those of '{leader}': name that one instead")
+    if leaders := leads(name, groups):
+        them = " and ".join(f"'{each}'" for each in leaders)
+        raise GrowpruneError(f"ratios: the filters of '{name}' go with those of {them}: give ratios for these instead")
     raise GrowpruneError(f"ratios: the model has no layer '{name}'{nearest(name, groups.order)}")
 
 
-def leads(name: str, groups: Groups) -> str | None:
-    """The layer whose units the filters of another are, if they are tied and go together (coupled=True)."""
-    units = [s.units for s in groups.of_role("filter") if layer_name(s.tensor) == name]
-    return next((layer.name for layer in groups.layers for its in units if layer.start in its), None)
+def leads(name: str, groups: Groups) -> list[str]:
+    """The layers whose units the filters of another are, if they are tied and go together (coupled=True)."""
+    units = {int(i) for s in groups.of_role("filter") if layer_name(s.tensor) == name for i in s.units}
+    return [layer.name for layer in groups.layers if not units.isdisjoint(range(layer.start, layer.stop))]
 
 
 # -- a speed-up to reach -------------------------------------------------------------------------------------------

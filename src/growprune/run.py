@@ -28,7 +28,7 @@ from torch import nn
 
 from growprune import checkpoint
 from growprune.checkpoint import Loaded
-from growprune.config import CLASSES, Config, differences
+from growprune.config import CLASSES, SHAPES, Config, differences
 from growprune.errors import ElsewhereError, GrowpruneError, nearest
 from growprune.options import flag
 from growprune.storage import save as save_network
@@ -299,6 +299,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise GrowpruneError(f"{path}: damaged: not what growprune writes")
     return found
+
+
+def as_measured(weights: str | None) -> dict[str, Any]:
+    """Of a run's folder: its network, the shape of an input and the number of classes, as far as its files tell."""
+    run = Path(weights or "")
+    if weights is None or not (run / CONFIG).is_file():
+        return {}
+    tested, result = as_tested(run), read_json(run / RESULT) if (run / RESULT).is_file() else {}
+    shape, number = (result.get(key, known.get(str(tested.get("data")))) for key, known in SEEN.items())
+    found = {"model": tested.get("model"), "input": "x".join(map(str, shape or ())), "num_classes": number}
+    return {name: value for name, value in found.items() if value}
+
+
+SEEN: dict[str, Mapping[str, Any]] = {"shape": SHAPES, "classes": CLASSES}
+"""What older results do not tell, by their set."""
 
 
 def as_tested(run: Path) -> dict[str, Any]:

@@ -46,18 +46,30 @@ HARDLY = 0.5
 """Pruned units that are larger than this beside kept ones have hardly been pushed."""
 
 
-def hardly_pushed(found: Mapping[str, Separation]) -> str | None:
-    """In words, if pruned units of some layers are still large beside the kept ones."""
+LATE = 0.1
+"""Steps after the push, as a share of its own, in which what goes may have grown again."""
+
+
+def doubtful(found: Mapping[str, Separation], steps: int, past: int) -> str | None:
+    """In words, if pruned units of some layers are still large beside the kept ones at the end of a push of so many
+    steps; or if so many were made past its end that they may be again, and how large they are."""
     shares = {name: float(layer.pruned / layer.kept) for name, layer in found.items()}
     large = {name: share for name, share in shares.items() if share > HARDLY}
-    if not large:
-        return None
-    (name, share), *others = large.items()
-    return (
-        f"the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} is still "
-        f"{share:.0%} as large as what stays: removal will cost accuracy; a larger learning rate or a longer schedule "
-        "pushes further"
-    )
+    late = f", and {past} steps were made since, in which it may have grown" if past > LATE * steps else ""
+    if large:
+        (name, share), *others = large.items()
+        return (
+            f"the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} is still "
+            f"{share:.0%} as large as what stays{late}: removal will cost accuracy; a larger learning rate or a longer "
+            "schedule pushes further"
+        )
+    if late and shares:
+        name = max(shares, key=lambda each: shares[each])
+        return (
+            f"the push has ended{late}: in '{name}' what goes is {shares[name]:.1%} as large as what stays; stop "
+            "training when pruner.done"
+        )
+    return None
 
 
 def later(flag: Tensor) -> Callable[[], bool]:
