@@ -20,7 +20,7 @@ from growprune.paper.comparison import bars_met, bases_trained, compared, done_s
 from growprune.paper.cost import cost
 from growprune.paper.grid import markdown
 from growprune.paper.headline import headline
-from growprune.paper.reproduce import Lab
+from growprune.paper.lab import Lab
 from growprune.run import read_json
 
 HERE = Path(__file__).parent

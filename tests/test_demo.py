@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import growprune as gp
-from growprune import data, demo, report
+from growprune import cli, data, demo, report
 from growprune.demo import DemoConfig, run
 
 SMALL = DemoConfig(device="cpu", base_epochs=6, delta_lambda=0.0125, ks=40, finetune_epochs=2)
@@ -177,6 +177,13 @@ def test_the_seed_decides_everything_and_the_caller_is_left_alone(tmp_path: Path
     assert all(first[way]["accuracy"] == again[way]["accuracy"] for way in ("baseline", "longer"))
     other = run(replace(TINY, seed=2), tmp_path / "c", quiet=True)
     assert other["accuracy"] != first["accuracy"]
+
+
+def test_its_page_can_be_made_anew(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["report", str(folder), "--out", str(tmp_path / "page.html")])
+    assert (left.value.code, capsys.readouterr().err) == (0, "")
+    assert (tmp_path / "page.html").read_text() == (folder / "report.html").read_text()
 
 
 def test_a_finished_demo_is_not_done_twice(folder: Path, result: dict[str, Any]) -> None:

@@ -38,7 +38,6 @@ from growprune.jobs import threads
 from growprune.measurement import weight_sparsity
 from growprune.outcome import environment
 from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, table1, table2, table3, table4
-from growprune.paper.chart import Panel, chart
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, publish, words
 from growprune.paper.grid import same_filters
 from growprune.paper.imagenet import IMAGES
@@ -59,6 +58,7 @@ from growprune.paper.results import Found, Shelf
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.reading import fingerprint
 from growprune.report import duration
+from growprune.report.chart import Panel, chart
 from growprune.run import in_use, lock
 from growprune.several import SomeFailedError, side_by_side
 from runs import Done, Shop, contents, steps, timeless, until

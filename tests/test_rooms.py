@@ -38,6 +38,7 @@ ORDER = [
     "tree",
     "checkpoint",
     "run",
+    "finished",
     "reading",
     "cifar",
     "data",

@@ -1,4 +1,4 @@
-"""The command line: `growprune demo | train | prune | eval | measure | resume | bench | reproduce`.
+"""The command line: `growprune demo | train | prune | resume | report | eval | measure | bench | reproduce`.
 
 Commands say what they do here and import what they need when called: torch takes seconds to load, `--help` must not.
 Results go to stdout, progress to stderr. An error that a user can cause is one line on stderr and exit code 2.
@@ -20,8 +20,6 @@ from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
 
 if TYPE_CHECKING:
     from growprune.paper.comparison import Comparison
-    from growprune.paper.grid import Experiment
-    from growprune.paper.reproduce import Lab
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
 """ClickException, the parent of every usage error; typer keeps its own copy of click out of sight."""
@@ -182,35 +180,10 @@ def begin(command: str, given: Given, out: Path | None, file: Path | None, as_js
     config = configs.resolve(command, given, base)
     out = out or Path(beside["out"] or configs.folder(command, config))
     if not (out / "config.json").exists():  # a run that has begun has all it needs
+        from growprune.origin import foresee
+
         foresee(config)
     conclude(config, out, as_json or bool(beside["json"]))
-
-
-def foresee(config: configs.Config) -> None:
-    """Refuse what cannot work before any image is read, or downloaded."""
-    from growprune import models, ratios, recipe
-    from growprune.distributed import first_of_machine
-    from growprune.weights import weights_file
-
-    models.known(config.model)
-    weights = getattr(config, "weights", None)
-    if config.command == "prune" and weights == str(place := configs.folder("train", config)) and not place.exists():
-        raise GrowpruneError(
-            f"prune: no --weights given, and no network trained in {place}; train one (growprune train --model "
-            f"{config.model} --data {config.data}), or give --weights"
-        )
-    if weights and first_of_machine():  # they may have to be downloaded
-        weights_file(weights, config.model, classes(config.data))
-    if isinstance(config, configs.Prune):
-        recipe.schedule(config)
-        ratios.read(recipe.ratios(config))
-
-
-def classes(data: str) -> int | None:
-    """Of a set, as far as it can be told without reading it."""
-    from growprune.reading import subfolders
-
-    return configs.CLASSES.get(data) or len(subfolders(Path(data) / "train")) or None
 
 
 def conclude(config: configs.Config, out: Path, as_json: bool) -> None:
@@ -237,6 +210,56 @@ def tell(run: Callable[[], dict[str, Any]], table: Callable[[dict[str, Any]], An
         print(f"Report: {out / 'report.html'}")
 
 
+@app.command(cls=Plain)
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs, or files that reproduce has kept.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page. [comparison.html; of one run its own report.html]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Runs beside each other, or one's page anew.
+
+    What sets them apart and what each came to, as a table and as a page with pictures. Runs that differ in nothing but
+    their seed are one row; one that is not finished is named and left out. Of one folder its own page is made anew.
+    """
+    from growprune import finished
+    from growprune.report import runs as beside
+    from growprune.storage import write_whole
+
+    if len(runs) == 1 and runs[0].is_dir():
+        result, page, table = alone(runs[0])
+        place = out or runs[0] / "report.html"
+    else:
+        lots = beside.lots(finished.finished(runs, lambda line: print(f"growprune: {line}", file=sys.stderr)))
+        result, page, table = beside.to_json(lots), beside.page(lots), lambda _: beside.table(lots)
+        place = out or Path("comparison.html")
+    write_whole(place, page.encode())
+    show(result, table, as_json)
+    if not as_json:
+        print(f"Report: {place}")
+
+
+def alone(run: Path) -> tuple[dict[str, Any], str, Callable[[dict[str, Any]], Any]]:
+    """What came of one run, its page, and how it is shown."""
+    from growprune import report
+    from growprune.report.run import page
+    from growprune.run import RESULT, read_config, read_json, read_notes
+
+    found = read_config(run)
+    if not (run / RESULT).is_file():
+        raise GrowpruneError(f"{run}: not finished; go on with: growprune resume {run}")
+    result, notes = read_json(run / RESULT), read_notes(run)
+    demo = found.get("command") == "demo"
+    return (
+        result,
+        report.page(result, report.draw(result, notes)) if demo else page(result, notes),
+        outcome_table(found),
+    )
+
+
 # -- eval, measure, bench --------------------------------------------------------------------------------------------
 
 
@@ -261,6 +284,7 @@ def evaluate(
         if name not in wanted:
             raise GrowpruneError(f"eval: give the folder of a run, or --model, --weights and --data (no --{name} here)")
     from growprune import jobs, models
+    from growprune.origin import classes
     from growprune.report.tables import eval_table
     from growprune.weights import weights_file
 
@@ -333,6 +357,7 @@ def reproduce(
 
     from growprune.distributed import foremost
     from growprune.paper.comparison import compared
+    from growprune.paper.lab import commissioned
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
 
@@ -357,32 +382,6 @@ def reproduce(
             keep(comparison, lab.out / "tables", failed, as_json)
         if failed is not None:
             raise failed
-
-
-def commissioned(asked: configs.Reproduce, names: Sequence[str]) -> tuple[Lab, list[Experiment], list[str]]:
-    """The laboratory, what is asked of it, and of which rows alone."""
-    from growprune import paper
-    from growprune.distributed import foremost
-    from growprune.paper.reproduce import Lab
-
-    images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
-    experiments, only = paper.wanted(names, images, asked.only)
-    found = [experiment.name for experiment in experiments]
-    if asked.images is not None and not {*found} & {*paper.OF_IMAGES}:
-        raise GrowpruneError(
-            f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(found)}"
-        )
-    handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
-    options = {key: getattr(asked, key) for key in handed}
-    lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
-              lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
-    if asked.images is not None and asked.scale == "smoke":
-        lab.say("--images: not looked at, a smoke run is on digits")
-    if lab.out.exists() and not lab.out.is_dir():
-        raise GrowpruneError(f"--out: {lab.out} is a file; give a folder")
-    if not asked.run and not lab.out.is_dir():
-        lab.say(f"--out: no folder {lab.out}: nothing was run there")
-    return lab, experiments, only
 
 
 def keep(comparison: Comparison, place: Path, failed: GrowpruneError | None, as_json: bool) -> None:

@@ -1,4 +1,7 @@
-"""The network that a run begins with: fresh by the seed, or with trained weights; the same in every process."""
+"""The network that a run begins with: fresh by the seed, or with trained weights; the same in every process.
+
+And what can be refused before it is made.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,35 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from growprune import distributed, evaluation, models
-from growprune.config import Config
+from growprune import config as configs
+from growprune import distributed, evaluation, models, ratios, recipe
+from growprune.config import CLASSES, Config, Prune
+from growprune.errors import GrowpruneError
 from growprune.feeds import Images
+from growprune.reading import subfolders
 from growprune.run import Folder
-from growprune.weights import restore
+from growprune.weights import restore, weights_file
+
+
+def foresee(config: Config) -> None:
+    """Refuse what cannot work before any image is read, or downloaded."""
+    models.known(config.model)
+    weights = getattr(config, "weights", None)
+    if config.command == "prune" and weights == str(place := configs.folder("train", config)) and not place.exists():
+        raise GrowpruneError(
+            f"prune: no --weights given, and no network trained in {place}; train one (growprune train --model "
+            f"{config.model} --data {config.data}), or give --weights"
+        )
+    if weights and distributed.first_of_machine():  # they may have to be downloaded
+        weights_file(weights, config.model, classes(config.data))
+    if isinstance(config, Prune):
+        recipe.schedule(config)
+        ratios.read(recipe.ratios(config))
+
+
+def classes(data: str) -> int | None:
+    """Of a set, as far as it can be told without reading it."""
+    return CLASSES.get(data) or len(subfolders(Path(data) / "train")) or None
 
 
 def network(config: Config, images: Images, folder: Folder | None) -> nn.Module:

@@ -19,7 +19,8 @@ from rich.text import Text
 from growprune.cifar import KINDS as CIFARS
 from growprune.paper.bars import BARS, Verdict
 from growprune.paper.grid import FEW, Experiment, Grid, markdown, to_json
-from growprune.paper.reproduce import Lab, missing
+from growprune.paper.lab import Lab
+from growprune.paper.reproduce import missing
 from growprune.paper.results import Found, base_facts
 from growprune.paper.setting import Base, Scale, Setting, called
 from growprune.report import Fitted, document, duration, html_figure, html_table

@@ -10,9 +10,9 @@ from typing import Any
 from growprune.errors import GrowpruneError, nearest
 from growprune.paper import bars
 from growprune.paper.bars import Verdict
-from growprune.paper.chart import Panel, Point, chart
 from growprune.paper.results import Found
 from growprune.paper.setting import Setting
+from growprune.report.chart import Panel, Point, chart
 
 Look = Callable[[Setting], Found]
 """From a setting to what was run of it."""

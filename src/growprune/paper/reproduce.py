@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,15 @@ from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune, differences
 from growprune.distributed import foremost, launched, own, processes
 from growprune.errors import GrowpruneError
-from growprune.feeds import COMFORT, Last, scale_of
+from growprune.feeds import COMFORT, scale_of
 from growprune.jobs import run, threads, usable
 from growprune.keeping import room
 from growprune.outcome import environment
 from growprune.paper.grid import Experiment
 from growprune.paper.imagenet import IMAGES, about_as_many
-from growprune.paper.results import LOCAL, OLD, Found, Ground, Shelf, base_facts, run_facts
-from growprune.paper.setting import IMAGENET, KINDS, Base, Scale, Setting, called
+from growprune.paper.lab import Lab
+from growprune.paper.results import LOCAL, OLD, Ground, base_facts, run_facts
+from growprune.paper.setting import IMAGENET, KINDS, Base, Setting, called
 from growprune.reading import fingerprint, images_below, subfolders
 from growprune.recipe import schedule
 from growprune.report import duration
@@ -38,38 +38,6 @@ Wanted = list[tuple[Setting, int]]
 """Settings and seeds."""
 Failures = list[tuple[str, str]]
 """Runs that were not done, and why."""
-
-
-@dataclass(frozen=True)
-class Lab:
-    """Where and how runs are done; `options` hold for all of them."""
-
-    out: Path
-    scale: Scale = "short"
-    seeds: int | None = None  # as many as the experiment asks for
-    parallel: int = 1
-    device: str = "auto"
-    options: dict[str, Any] = field(default_factory=dict)
-    say: Callable[[str], None] = print
-    last: Last = field(default_factory=Last, compare=False)  # what of the images is still on the device
-
-    @property
-    def shelf(self) -> Shelf:
-        return Shelf(self.out, self.scale)
-
-    @property
-    def at_once(self) -> int:
-        """Runs that advance together: on one GPU, in one process."""
-        return self.parallel if usable(self.device).startswith("cuda") and not launched() else 1
-
-    def look(self, setting: Setting) -> Found:
-        return self.shelf.found(setting)
-
-    def config(self, setting: Setting, seed: int, weights: Path) -> Prune:
-        return setting.config(self.scale, seed, weights, device=self.device, **self.options)
-
-    def base_config(self, base: Base) -> Config:
-        return base.config(self.scale, device=self.device, **self.options)
 
 
 def needed(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> dict[Setting, int]:

@@ -317,6 +317,21 @@ def span(axes: Axes, steps: Sequence[float]) -> None:
     axes.xaxis.set(major_locator=MaxNLocator(8, integer=True), major_formatter="{x:,.0f}")
 
 
+def courses(lines: Mapping[str, Sequence[Point]]) -> bytes:
+    """Accuracy at the ends of epochs, a line a row of runs."""
+    figure = canvas(8.5, 4.6)
+    axes = figure.subplots()
+    for place, (label, found) in enumerate(lines.items()):
+        style = ("-", "--", ":", "-.")[place // len(METHOD_COLOURS) % 4]
+        line(axes, found, METHOD_COLOURS[place % len(METHOD_COLOURS)], 1.6, label=label, linestyle=style)
+    axes.set(xlabel="epochs of fine-tuning", ylabel="accuracy on the test set (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.grid(axis="y", color="#e5e5e5", lw=0.7)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    bare(axes)
+    return png(figure)
+
+
 # -- the canvas ------------------------------------------------------------------------------------------------------
 
 

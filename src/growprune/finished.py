@@ -1,0 +1,85 @@
+"""Finished runs, read back: from their folders, or from the files that `growprune reproduce` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from growprune.config import KINDS, Config, Train, folder
+from growprune.errors import GrowpruneError
+from growprune.run import RESULT, read_config, read_json, read_notes
+
+APART = ("seed", "device", "threads", "layout", "compile", "kernels", "deterministic", "eval_every", *Config.HARMLESS)
+"""Options that runs of one kind may differ in: chance, and where and how fast they are computed."""
+PUSHING = (
+    "scope", "prune_lr", "prune_batch", "prune_norm", "delta_lambda", "tau", "ku", "ks", "stop_ratio",
+)  # fmt: skip
+PICKING = ("delta_lambda_pick", "tau_pick", "gamma")
+"""Options that say nothing of one-shot pruning, and of GReg-1."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run was asked to do, and what it came to."""
+
+    name: str
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    course: tuple[tuple[float, float], ...] = ()  # epochs of fine-tuning, and the accuracy at their ends
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What can have made a difference; the network that it began with by its hash, if that is known. An option that
+        there was not yet had its default."""
+        schedule = self.config.get("schedule")
+        idle = {*APART, *(PUSHING if schedule == "oneshot" else ()), *(PICKING if schedule != "greg2" else ())}
+        known = {k: v for k, v in {**self.usual, **self.config}.items() if k not in idle}
+        named = Train(**{key: self.config[key] for key in ("model", "data", "seed") if key in self.config})
+        if known.get("weights") == str(folder("train", named)):  # trained with the same seed, as is usual
+            known["weights"] = None
+        base = (self.result.get("base") or {}).get("sha256")
+        return known | ({"weights": base[:16]} if base else {})
+
+    @property
+    def usual(self) -> dict[str, Any]:
+        """The defaults of its command's options."""
+        kind = KINDS.get(str(self.config.get("command")))
+        return {each.name: each.default for each in fields(kind)} if kind else {}
+
+
+def finished(places: Iterable[Path], say: Callable[[str], None]) -> list[Ran]:
+    """These runs, each once; those that are not finished are named, and refused if there are no others."""
+    every = {place.resolve(): (place, read(place)) for place in places}.values()
+    for place, run in every:
+        if run is None:
+            say(f"{place}: not finished, left out; go on with: growprune resume {place}")
+    found = [run for _, run in every if run is not None]
+    if not found:
+        raise GrowpruneError("report: none of these runs is finished")
+    return found
+
+
+def read(place: Path) -> Ran | None:
+    """A run; None if it is not finished."""
+    if place.is_file():
+        found = whole(place)
+        return Ran(place.stem, found["config"], found, tuple(enumerate(found.get("course") or (), 1)))
+    config = read_config(place)
+    if config.get("command") == "demo":
+        raise GrowpruneError(f"{place}: a demo's folder, whose own report.html compares its ways of pruning")
+    if not (place / RESULT).is_file():
+        return None
+    ends = [note for note in read_notes(place) if note.get("stage") == "finetune" and note.get("accuracy") is not None]
+    course = tuple((note["epoch"], note["accuracy"]) for note in ends)
+    return Ran(str(place), config, whole(place / RESULT, {"config": config}), course)
+
+
+def whole(file: Path, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A result that says what is compared."""
+    found = read_json(file) | dict(more or {})
+    kinds: dict[str, Any] = {"config": dict, "accuracy": dict, "speedup": (int, float), "sparsity": (int, float)}
+    if any(not isinstance(found.get(key), kind) for key, kind in kinds.items()) or "final" not in found["accuracy"]:
+        raise GrowpruneError(f"{file}: no run's result; give folders of runs, or files that reproduce has kept")
+    return found

@@ -1,0 +1,74 @@
+"""Where and how runs of tables are done, from what `growprune reproduce` was asked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from growprune import config as configs
+from growprune import paper
+from growprune.config import Config, Prune
+from growprune.distributed import foremost, launched
+from growprune.errors import GrowpruneError
+from growprune.feeds import Last
+from growprune.jobs import usable
+from growprune.paper.grid import Experiment
+from growprune.paper.results import Found, Shelf
+from growprune.paper.setting import Base, Scale, Setting
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Where and how runs are done; `options` hold for all of them."""
+
+    out: Path
+    scale: Scale = "short"
+    seeds: int | None = None  # as many as the experiment asks for
+    parallel: int = 1
+    device: str = "auto"
+    options: dict[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = print
+    last: Last = field(default_factory=Last, compare=False)  # what of the images is still on the device
+
+    @property
+    def shelf(self) -> Shelf:
+        return Shelf(self.out, self.scale)
+
+    @property
+    def at_once(self) -> int:
+        """Runs that advance together: on one GPU, in one process."""
+        return self.parallel if usable(self.device).startswith("cuda") and not launched() else 1
+
+    def look(self, setting: Setting) -> Found:
+        return self.shelf.found(setting)
+
+    def config(self, setting: Setting, seed: int, weights: Path) -> Prune:
+        return setting.config(self.scale, seed, weights, device=self.device, **self.options)
+
+    def base_config(self, base: Base) -> Config:
+        return base.config(self.scale, device=self.device, **self.options)
+
+
+def commissioned(asked: configs.Reproduce, names: Sequence[str]) -> tuple[Lab, list[Experiment], list[str]]:
+    """The laboratory, what is asked of it, and of which rows alone."""
+    images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
+    experiments, only = paper.wanted(names, images, asked.only)
+    found = [experiment.name for experiment in experiments]
+    if asked.images is not None and not {*found} & {*paper.OF_IMAGES}:
+        raise GrowpruneError(
+            f"--images: only {' and '.join(paper.OF_IMAGES)} are of such images, not {', '.join(found)}"
+        )
+    handed = ("data_dir", "workers", "precision", "layout", "compile", "kernels", "deterministic")
+    options = {key: getattr(asked, key) for key in handed}
+    lab = Lab(Path(asked.out).expanduser(), asked.scale, asked.seeds, asked.parallel, asked.device, options,
+              lambda line: print(f"growprune: {line}", file=sys.stderr) if foremost() else None)  # fmt: skip
+    if asked.images is not None and asked.scale == "smoke":
+        lab.say("--images: not looked at, a smoke run is on digits")
+    if lab.out.exists() and not lab.out.is_dir():
+        raise GrowpruneError(f"--out: {lab.out} is a file; give a folder")
+    if not asked.run and not lab.out.is_dir():
+        lab.say(f"--out: no folder {lab.out}: nothing was run there")
+    return lab, experiments, only

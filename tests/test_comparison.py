@@ -1,0 +1,250 @@
+"""`growprune report`: finished runs beside each other, from their folders and from reproduce's files."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from growprune.config import Prune, Train
+from growprune.errors import GrowpruneError
+from growprune.finished import Ran, finished, read
+from growprune.report import runs as beside
+from test_cli import document, growprune_says
+from test_report import Page
+
+RESULTS = Path(__file__).parents[1] / "results" / "paper"
+
+
+def folder(
+    place: Path, final: float | None, course: tuple[float, ...] = (), best: float = 91.0, **options: Any
+) -> Path:
+    """A run's folder as it is left; not finished without a final accuracy."""
+    place.mkdir()
+    kind: Any = Train if options.pop("command", "prune") == "train" else Prune
+    config = kind(**{"model": "resnet20", "data": "digits", **options})
+    (place / "config.json").write_text(json.dumps(config.to_json()))
+    notes = [{"stage": "prune", "phase": "push", "epoch": 0.5, "accuracy": 10.0}]
+    notes += [{"stage": "finetune", "phase": "finetune", "epoch": i, "accuracy": a} for i, a in enumerate(course, 1)]
+    (place / "metrics.jsonl").write_text("".join(f"{json.dumps(note)}\n" for note in notes))
+    if final is not None:
+        accuracy = {"base": None, "before_removal": None, "after_removal": None, "final": final, "best": best}
+        if kind is Prune:
+            accuracy |= {"base": 93.0, "before_removal": 92.5, "after_removal": 60.25}
+        result = {"accuracy": accuracy, "speedup": 2.5 if kind is Prune else 1.0, "sparsity": 0.6}
+        (place / "result.json").write_text(json.dumps(result | {"environment": {"device_name": "here"}}))
+    return place
+
+
+def table(*places: Path) -> list[tuple[str, ...]]:
+    return beside.rows(beside.lots(finished(places, print)))
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path: Path) -> None:
+    """Nor do where and how fast they were computed set them apart."""
+    shared: dict[str, Any] = {"ku": 1}
+    places = [
+        folder(tmp_path / "a", 90.0, ratios="0.5", **shared),
+        folder(tmp_path / "b", 90.5, ratios="0.5", seed=1, device="cpu", threads=3, kernels="on", **shared),
+        folder(tmp_path / "c", 89.0, ratios="0.7", **shared),
+        folder(tmp_path / "d", 88.0, ratios="0.5", schedule="oneshot", seed=3, ku=7, scope="path"),
+        folder(tmp_path / "e", 87.0, ratios="0.5", schedule="oneshot"),
+    ]
+    head, *rows = table(*places)
+    assert head[:4] == ("", "fewer MACs", "parameters gone", "base network")
+    assert [row[0] for row in rows] == ["GReg-1, ratios 0.5", "GReg-1, ratios 0.7", "one-shot pruning, ratios 0.5"]
+    assert rows[0][1:] == (
+        "2.50×", "60.0 %", "93.00", "92.50 ± 0.00 (2)", "60.25 ± 0.00 (2)",
+        "90.25 ± 0.25 (2)", "91.00 ± 0.00 (2)", "−2.75",
+    )  # fmt: skip
+    assert rows[1][-3:] == ("89.00", "91.00", "−4.00")
+    assert rows[2][-3] == "87.50 ± 0.50 (2)", "of what is pushed one-shot pruning knows nothing"
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"scope": "path"}, "scope path"),
+        ({"speedup": 2.5}, "speed-up 2.5×"),
+        ({"global_ratio": 0.4}, "global ratio 0.4"),
+        ({"ku": 1}, "ku 1"),
+        ({"coupled": True}, "coupled"),
+        ({"multiple": 8}, "multiple 8"),
+        ({"criterion": "random"}, "criterion random"),
+        ({"weights": "other"}, "from other"),
+        ({"schedule": "greg2"}, "GReg-2"),
+        ({"model": "vgg19"}, "vgg19"),
+        ({"precision": "fp32"}, "precision fp32"),
+    ],
+)
+def test_what_sets_a_run_apart_is_its_label(tmp_path: Path, options: dict[str, Any], label: str) -> None:
+    places = [folder(tmp_path / "usual", 90.0), folder(tmp_path / "other", 90.0, **options)]
+    _, usual, other = table(*places)
+    assert label in other[0]
+    assert label not in usual[0]
+    assert usual[0] != other[0]
+
+
+def test_a_row_is_named_even_if_nothing_sets_it_apart(tmp_path: Path) -> None:
+    one = folder(tmp_path / "one", 90.0)
+    assert [row[0] for row in table(one)[1:]] == [str(one)]
+    two = folder(tmp_path / "two", 90.0, ku=1)
+    assert [row[0] for row in table(one, two)[1:]] == ["as usual", "ku 1"]
+    trained = folder(tmp_path / "three", 93.0, command="train", epochs=7)
+    assert [row[0] for row in table(two, trained)[1:]] == ["GReg-1, ratios 0.5", "trained"]
+    assert table(two, trained)[2][1:4] == ("", "", ""), "a network that was trained has lost nothing"
+
+
+def test_an_option_that_only_some_have_is_told_where_these_differ_in_it(tmp_path: Path) -> None:
+    ways = [{"ku": 1}, {"schedule": "oneshot"}, {"ku": 2}, {"schedule": "greg2", "gamma": 0.1}, {"schedule": "greg2"}]
+    labels = [row[0] for row in table(*(folder(tmp_path / str(i), 90.0, **way) for i, way in enumerate(ways)))[1:]]
+    assert labels == ["GReg-1, ku 1", "one-shot pruning", "GReg-1, ku 2", "GReg-2, gamma 0.1", "GReg-2"]
+
+
+def test_networks_trained_with_other_seeds_are_one_row_too(tmp_path: Path) -> None:
+    """As `train --seed 1` and `prune --seed 1` leave them; not so if another was given."""
+    own = [folder(tmp_path / str(seed), 90.0, seed=seed) for seed in (0, 1)]
+    other = folder(tmp_path / "other", 90.0, seed=1, weights="runs/train-resnet20-digits")
+    assert [row[0] for row in table(*own, other)[1:]] == ["as usual", "from runs/train-resnet20-digits"]
+
+
+def test_an_option_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:
+    old, new = folder(tmp_path / "old", 90.0), folder(tmp_path / "new", 91.0, seed=1)
+    config = json.loads((old / "config.json").read_text())
+    del config["multiple"], config["prune_norm"]
+    (old / "config.json").write_text(json.dumps(config))
+    assert len(table(old, new)) == 2
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=6))
+def test_means_and_deviations(values: list[float]) -> None:
+    runs = [Ran(str(i), {"seed": i}, {"accuracy": {"final": v}, "speedup": 1}) for i, v in enumerate(values)]
+    (lot,) = beside.lots(runs)
+    assert lot.accuracies("final") == values
+    said = beside.mean(values)
+    assert said.startswith(f"{statistics.mean(values):.2f}")
+    assert ("±" in said) == (len(values) > 1)
+    assert len(values) == 1 or said.endswith(f" ± {statistics.pstdev(values):.2f} ({len(values)})")
+
+
+def test_one_that_is_not_finished_is_named_and_left_out(tmp_path: Path) -> None:
+    done, begun = folder(tmp_path / "done", 90.0), folder(tmp_path / "begun", None)
+    heard: list[str] = []
+    assert [run.name for run in finished([done, begun, tmp_path / "." / "done"], heard.append)] == [str(done)]
+    assert heard == [f"{begun}: not finished, left out; go on with: growprune resume {begun}"]
+    with pytest.raises(GrowpruneError, match="none of these runs is finished"):
+        finished([begun], heard.append)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run", 90.0)
+    (file := tmp_path / "table.json").write_text('{"rows": []}')
+    for place, why in (
+        (tmp_path / "nowhere", "no such folder"),
+        (tmp_path, "not a run's folder"),
+        (file, "no run's result"),
+    ):
+        with pytest.raises(GrowpruneError, match=why):
+            read(place)
+    (run / "result.json").write_text('{"accuracy": {"base": 1}}')
+    with pytest.raises(GrowpruneError, match="no run's result"):
+        read(run)
+    (run / "result.json").write_text("{")
+    with pytest.raises(GrowpruneError, match="not JSON"):
+        read(run)
+    (run / "config.json").write_text('{"command": "demo"}')
+    with pytest.raises(GrowpruneError, match="a demo's folder"):
+        read(run)
+
+
+def test_the_command_prints_a_table_and_leaves_a_page(tmp_path: Path) -> None:
+    ways = [("greg1", "0.5", (80.0, 90.0)), ("greg1", "0.8", (70.0, 80.0)), ("oneshot", "0.5", (60.0, 85.0))]
+    places = [
+        folder(tmp_path / f"{schedule}-{ratio}", course[-1], course, schedule=schedule, ratios=ratio)
+        for schedule, ratio, course in ways
+    ]
+    page = tmp_path / "page.html"
+    code, out, err = growprune_says("report", *places, "--out", page)
+    assert (code, err) == (0, "")
+    assert out.startswith("3 runs: resnet20 on digits\n")
+    assert f"Report: {page}" in out
+    shown = Page(page.read_text())
+    assert shown.row("GReg-1, ratios 0.8")[-3] == "80.00"
+    assert [figure for figure in ("speedup", "courses") if f'alt="{figure}"' in page.read_text()] == [
+        "speedup",
+        "courses",
+    ]
+    assert shown.row("one-shot pruning, ratios 0.5")[1] == "2.50×"
+    code, out, err = growprune_says("report", *places, "--out", page, "--json")
+    found = document(out)
+    assert (code, err) == (0, "")
+    assert [row["label"] for row in found["rows"]] == [f"GReg-1, ratios {r}" for r in (0.5, 0.8)] + [
+        "one-shot pruning, ratios 0.5"
+    ]
+    assert found["rows"][1]["accuracy"]["final"] == [80.0]
+    assert found["runs"][str(places[0])]["config"]["ratios"] == "0.5"
+
+
+def test_of_one_run_its_own_page_is_made_anew(tmp_path: Path) -> None:
+    """And one that is not finished says how to."""
+    run = tmp_path / "run"
+    config = {"model": "growprune.demo:network", "data": "digits", "epochs": 1, "out": run, "device": "cpu"}
+    assert growprune_says("train", *(word for key, value in config.items() for word in (f"--{key}", value)))[0] == 0
+    before = (run / "report.html").read_text()
+    (run / "report.html").unlink()
+    code, out, err = growprune_says("report", run)
+    assert (code, err, "trained" in out) == (0, "", True)
+    assert out.endswith(f"Report: {run / 'report.html'}\n")
+    assert Page((run / "report.html").read_text()).rows == Page(before).rows
+    assert document(growprune_says("report", run, "--json")[1])["command"] == "train"
+    assert growprune_says("report", run, "--out", tmp_path / "other.html")[0] == 0
+    assert (tmp_path / "other.html").read_text() == (run / "report.html").read_text()
+    (run / "result.json").unlink()
+    code, out, err = growprune_says("report", run)
+    assert (code, out, err) == (2, "", f"growprune: {run}: not finished; go on with: growprune resume {run}\n")
+
+
+def test_courses_are_averaged_as_far_as_all_have_come(tmp_path: Path) -> None:
+    places = [folder(tmp_path / "a", 90.0, (80.0, 90.0)), folder(tmp_path / "b", 92.0, (82.0, 88.0, 92.0), seed=1)]
+    (lot,) = beside.lots(finished(places, print))
+    assert beside.averaged([run.course for run in lot.runs]) == [(1, 81.0), (2, 89.0)]
+
+
+def test_a_line_is_a_way_of_pruning_at_whatever_ratio(tmp_path: Path) -> None:
+    options = [
+        {"ratios": "0.5"},
+        {"ratios": "0.7"},
+        {"ratios": "0.7", "scope": "path"},
+        {"speedup": 2.0, "model": "vgg19"},
+    ]
+    places = [folder(tmp_path / str(i), 90.0 - i, **each) for i, each in enumerate(options)]
+    panels = beside.by_speedup(beside.lots(finished(places, print)))
+    assert [(panel.title, {way: len(line) for way, line in panel.ours.items()}) for panel in panels] == [
+        ("resnet20 on digits", {"GReg-1": 2, "GReg-1, scope path": 1}), ("vgg19 on digits", {"GReg-1": 1}),
+    ]  # fmt: skip
+    assert panels[0].ours["GReg-1"] == [(2.5, 89.0, None), (2.5, 90.0, None)]
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="a source archive has no results")
+def test_files_of_reproduce_are_runs_too(tmp_path: Path) -> None:
+    """The figures are those of docs/reproduction.md."""
+    ways = {way: sorted(RESULTS.glob(f"resnet56-cifar10-{way}-0_0.9_0.9_0.9-{more}seed*.json"))
+            for way, more in (("oneshot", ""), ("greg1", "ku1-"))}  # fmt: skip
+    code, out, err = growprune_says(
+        "report", *ways["oneshot"], *ways["greg1"], "--out", tmp_path / "page.html", "--json"
+    )
+    assert (code, err) == (0, "")
+    once, greg = document(out)["rows"]
+    assert (once["label"], greg["label"], len(once["runs"]), len(greg["runs"])) == (
+        "one-shot pruning",
+        "GReg-1",
+        3,
+        3,
+    )
+    assert f"{statistics.mean(once['accuracy']['final']):.2f}" == "87.48"
+    assert f"{statistics.mean(greg['accuracy']['final']):.2f}" == "88.93"
