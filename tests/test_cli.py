@@ -29,7 +29,7 @@ import typer
 from torch import nn
 
 import growprune
-from growprune import bench, cli, data, jobs, models
+from growprune import bench, cli, data, jobs, models, origin
 from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
@@ -37,7 +37,7 @@ from growprune.feeds import FromFiles, Images
 from growprune.run import as_tested
 from growprune.streaming import undecodable
 
-COMMANDS = ["demo", "train", "prune", "resume", "eval", "measure", "bench", "reproduce"]
+COMMANDS = ["demo", "train", "prune", "resume", "report", "eval", "measure", "bench", "reproduce"]
 HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "safetensors", "pydantic", "rich.table", "rich.console"}
 TINY = {"base_epochs": 1, "delta_lambda": 0.25, "ks": 3, "finetune_epochs": 1}
 NET = ("--data", "digits", "--model", "growprune.demo:network")
@@ -602,8 +602,8 @@ def test_one_process_of_a_machine_downloads_weights(
         for name, value in (("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_RANK", rank)):
             monkeypatch.setenv(name, value)
     looked: list[str] = []
-    monkeypatch.setattr("growprune.weights.weights_file", lambda weights, *_: looked.append(weights))
-    cli.foresee(configs.Prune(model="torchvision:resnet50", weights="ResNet50_Weights.IMAGENET1K_V1"))
+    monkeypatch.setattr("growprune.origin.weights_file", lambda weights, *_: looked.append(weights))
+    origin.foresee(configs.Prune(model="torchvision:resnet50", weights="ResNet50_Weights.IMAGENET1K_V1"))
     assert bool(looked) == looks
 
 

@@ -421,7 +421,7 @@ def test_a_base_network_knows_its_images_and_its_neighbours(tmp_path: Path, monk
     paper.reproduce.train(Lab(tmp_path / "out", device="cpu", parallel=2), bases)
     assert kept == [(bases[0], 1, fingerprint(images)), (bases[1], 1, fingerprint(images)), (bases[2], 1, None)]
     kept.clear()
-    monkeypatch.setattr(paper.reproduce, "usable", lambda device: "cuda")
+    monkeypatch.setattr("growprune.paper.lab.usable", lambda device: "cuda")
     paper.reproduce.train(Lab(tmp_path / "out", parallel=2), bases)
     assert [parallel for _, parallel, _ in kept] == [2, 2, 2]
 
@@ -769,7 +769,7 @@ def test_the_forecast_says_how_many_advance_at_once(tmp_path: Path, monkeypatch:
     lab = Lab(tmp_path, parallel=4, device="cpu")
     wanted = missing(lab, table1.EXPERIMENT)
     assert "20 runs to do, one after another, about " in forecast(lab, [], wanted)
-    monkeypatch.setattr("growprune.paper.reproduce.usable", lambda device: "cuda")
+    monkeypatch.setattr("growprune.paper.lab.usable", lambda device: "cuda")
     assert "20 runs to do, 4 at once, about " in forecast(lab, [], wanted)
     assert "3 runs to do, 3 at once, about " in forecast(lab, [], wanted[:3])
     assert "1 run to do, about " in forecast(lab, [], wanted[:1])
