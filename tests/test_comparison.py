@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 
 from growprune.config import Prune, Train
 from growprune.errors import GrowpruneError
@@ -113,6 +114,15 @@ def test_networks_trained_with_other_seeds_are_one_row_too(tmp_path: Path) -> No
     assert [row[0] for row in table(*own, other)[1:]] == ["as usual", "from runs/train-resnet20-digits"]
 
 
+def test_a_base_network_is_known_by_its_hash(tmp_path: Path) -> None:
+    """Wherever its file lay."""
+    places = [folder(tmp_path / str(i), 90.0, seed=i, weights=w) for i, w in enumerate(("here", "there", "there"))]
+    for place, known in zip(places, ("1" * 64, "1" * 64, "2" * 64), strict=True):
+        found = json.loads((place / "result.json").read_text())
+        (place / "result.json").write_text(json.dumps(found | {"base": {"sha256": known}}))
+    assert [row[0] for row in table(*places)[1:]] == [f"from {'1' * 16}", f"from {'2' * 16}"]
+
+
 def test_an_option_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:
     old, new = folder(tmp_path / "old", 90.0), folder(tmp_path / "new", 91.0, seed=1)
     config = json.loads((old / "config.json").read_text())
@@ -135,7 +145,7 @@ def test_means_and_deviations(values: list[float]) -> None:
 def test_one_that_is_not_finished_is_named_and_left_out(tmp_path: Path) -> None:
     done, begun = folder(tmp_path / "done", 90.0), folder(tmp_path / "begun", None)
     heard: list[str] = []
-    assert [run.name for run in finished([done, begun, tmp_path / "." / "done"], heard.append)] == [str(done)]
+    assert [run.name for run in finished([done, begun, begun / ".." / "done"], heard.append)] == [str(done)]
     assert heard == [f"{begun}: not finished, left out; go on with: growprune resume {begun}"]
     with pytest.raises(GrowpruneError, match="none of these runs is finished"):
         finished([begun], heard.append)
@@ -213,6 +223,18 @@ def test_courses_are_averaged_as_far_as_all_have_come(tmp_path: Path) -> None:
     places = [folder(tmp_path / "a", 90.0, (80.0, 90.0)), folder(tmp_path / "b", 92.0, (82.0, 88.0, 92.0), seed=1)]
     (lot,) = beside.lots(finished(places, print))
     assert beside.averaged([run.course for run in lot.runs]) == [(1, 81.0), (2, 89.0)]
+
+
+def test_pictures_of_one_row_and_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line is drawn, however many there are; courses only as long as one can tell them apart."""
+    one = beside.lots(finished([folder(tmp_path / "one", 90.0, (80.0, 90.0))], print))
+    assert list(beside.figures(one)) == ["speedup", "courses"]
+    many = [folder(tmp_path / str(i), 90.0, (80.0, 90.0), ku=i + 1) for i in range(beside.MANY + 1)]
+    drawn: list[str] = []
+    whole = Axes.errorbar
+    monkeypatch.setattr(Axes, "errorbar", lambda *given, **how: [drawn.append(how["label"]), whole(*given, **how)][1])
+    assert list(beside.figures(beside.lots(finished(many, print)))) == ["speedup"]
+    assert drawn == [f"GReg-1, ku {i + 1}" for i in range(beside.MANY + 1)]
 
 
 def test_a_line_is_a_way_of_pruning_at_whatever_ratio(tmp_path: Path) -> None:

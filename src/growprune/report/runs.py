@@ -222,7 +222,7 @@ def figures(found: Sequence[Lot]) -> dict[str, bytes]:
 def by_speedup(found: Sequence[Lot]) -> list[Panel]:
     """A panel for each network and its images, a line for each way of pruning them at whatever ratio."""
     panels: dict[str, dict[str, list[Point]]] = {}
-    fewer = [lot for lot in found if lot.pruned and lot.accuracies("final") and lot.runs[0].result["speedup"] > 1]
+    fewer = [lot for lot in found if lot.accuracies("final") and lot.runs[0].result["speedup"] > 1]
     telling = ["schedule", *apart([lot.runs[0] for lot in fewer], (*AMOUNTS, "model", "data", "schedule"))]
     for lot in fewer:
         options, final = lot.runs[0].options, lot.accuracies("final")
