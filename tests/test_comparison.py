@@ -229,12 +229,12 @@ def test_pictures_of_one_row_and_of_many(tmp_path: Path, monkeypatch: pytest.Mon
     """Every line is drawn, however many there are; courses only as long as one can tell them apart."""
     one = beside.lots(finished([folder(tmp_path / "one", 90.0, (80.0, 90.0))], print))
     assert list(beside.figures(one)) == ["speedup", "courses"]
-    many = [folder(tmp_path / str(i), 90.0, (80.0, 90.0), ku=i + 1) for i in range(beside.MANY + 1)]
+    many = [folder(tmp_path / str(i), 90.0, (80.0, 90.0), ku=i + 11) for i in range(beside.MANY + 1)]
     drawn: list[str] = []
     whole = Axes.errorbar
     monkeypatch.setattr(Axes, "errorbar", lambda *given, **how: [drawn.append(how["label"]), whole(*given, **how)][1])
     assert list(beside.figures(beside.lots(finished(many, print)))) == ["speedup"]
-    assert drawn == [f"GReg-1, ku {i + 1}" for i in range(beside.MANY + 1)]
+    assert drawn == [f"GReg-1, ku {i + 11}" for i in range(beside.MANY + 1)]
 
 
 def test_a_line_is_a_way_of_pruning_at_whatever_ratio(tmp_path: Path) -> None:

@@ -51,11 +51,15 @@ class Ran:
 
 def finished(places: Iterable[Path], say: Callable[[str], None]) -> list[Ran]:
     """These runs, each once; those that are not finished are named, and refused if there are no others."""
-    every = {place.resolve(): (place, read(place)) for place in places}.values()
-    for place, run in every:
-        if run is None:
+    found, seen = [], set()
+    for place in places:
+        if place.resolve() in seen:
+            continue
+        seen.add(place.resolve())
+        if (run := read(place)) is None:
             say(f"{place}: not finished, left out; go on with: growprune resume {place}")
-    found = [run for _, run in every if run is not None]
+        else:
+            found.append(run)
     if not found:
         raise GrowpruneError("report: none of these runs is finished")
     return found
