@@ -114,13 +114,23 @@ def test_networks_trained_with_other_seeds_are_one_row_too(tmp_path: Path) -> No
     assert [row[0] for row in table(*own, other)[1:]] == ["as usual", "from runs/train-resnet20-digits"]
 
 
+def test_what_goes_with_the_network_is_not_told_beside_it(tmp_path: Path) -> None:
+    """Two networks are trained from two base networks, and with two learning rates."""
+    own = {"resnet20": {"weights": "a", "lr": "0.1"}, "vgg19": {"weights": "b", "lr": "0.2"}}
+    places = [
+        folder(tmp_path / f"{m}{s}", 90.0, model=m, schedule=s, **own[m]) for m in own for s in ("greg1", "oneshot")
+    ]
+    labels = [row[0] for row in table(*places)[1:]]
+    assert labels == [f"{model}, {way}" for model in own for way in ("GReg-1", "one-shot pruning")]
+
+
 def test_a_base_network_is_known_by_its_hash(tmp_path: Path) -> None:
     """Wherever its file lay."""
     places = [folder(tmp_path / str(i), 90.0, seed=i, weights=w) for i, w in enumerate(("here", "there", "there"))]
     for place, known in zip(places, ("1" * 64, "1" * 64, "2" * 64), strict=True):
         found = json.loads((place / "result.json").read_text())
         (place / "result.json").write_text(json.dumps(found | {"base": {"sha256": known}}))
-    assert [row[0] for row in table(*places)[1:]] == [f"from {'1' * 16}", f"from {'2' * 16}"]
+    assert [row[0] for row in table(*places)[1:]] == [f"from {'1' * 8}", f"from {'2' * 8}"]
 
 
 def test_an_option_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:
@@ -226,15 +236,16 @@ def test_courses_are_averaged_as_far_as_all_have_come(tmp_path: Path) -> None:
 
 
 def test_pictures_of_one_row_and_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every line is drawn, however many there are; courses only as long as one can tell them apart."""
+    """Every line is drawn, as long as one can tell them apart."""
     one = beside.lots(finished([folder(tmp_path / "one", 90.0, (80.0, 90.0))], print))
     assert list(beside.figures(one)) == ["speedup", "courses"]
     many = [folder(tmp_path / str(i), 90.0, (80.0, 90.0), ku=i + 11) for i in range(beside.MANY + 1)]
+    assert list(beside.figures(beside.lots(finished(many, print)))) == []
     drawn: list[str] = []
     whole = Axes.errorbar
     monkeypatch.setattr(Axes, "errorbar", lambda *given, **how: [drawn.append(how["label"]), whole(*given, **how)][1])
-    assert list(beside.figures(beside.lots(finished(many, print)))) == ["speedup"]
-    assert drawn == [f"GReg-1, ku {i + 11}" for i in range(beside.MANY + 1)]
+    assert list(beside.figures(beside.lots(finished(many[1:], print)))) == ["speedup", "courses"]
+    assert drawn == [f"GReg-1, ku {i + 12}" for i in range(beside.MANY)]
 
 
 def test_a_line_is_a_way_of_pruning_at_whatever_ratio(tmp_path: Path) -> None:

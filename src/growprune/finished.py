@@ -40,7 +40,7 @@ class Ran:
         if known.get("weights") == str(folder("train", named)):  # trained with the same seed, as is usual
             known["weights"] = None
         base = (self.result.get("base") or {}).get("sha256")
-        return known | ({"weights": base[:16]} if base else {})
+        return known | ({"weights": base[:8]} if base else {})
 
     @property
     def usual(self) -> dict[str, Any]:

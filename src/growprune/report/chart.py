@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from textwrap import fill
 
 Point = tuple[float, float, float | None]
 """Speed-up, mean accuracy, and its deviation if there were several runs."""
 MARKERS = "os^D"
-MOST = 4
-"""Lines that a legend within the picture can name."""
+MOST, WIDTH = 4, 60
+"""Lines that a legend within the picture can name, and how many characters wide it is."""
 NONE: Point = (math.nan, math.nan, None)
 FAINT = {"linestyle": "--", "linewidth": 1.1, "alpha": 0.65, "markerfacecolor": "white"}  # others'
 STRONG = {"linestyle": "-", "linewidth": 2.0}  # ours
@@ -32,15 +33,21 @@ def chart(panels: Sequence[Panel]) -> bytes:
     from growprune.report.figures import METHOD_COLOURS, bare, canvas, png
 
     looks = [(colour, marker) for marker in MARKERS for colour in METHOD_COLOURS]
-
-    many = max(len(panel.theirs) + len(panel.ours) for panel in panels) > MOST
-    figure = canvas(5.2 * len(panels), 4.2)
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    named = [[fill(label, WIDTH) for label in (*panel.theirs, *panel.ours)] for panel in panels]
+    beneath = 0.2 * max(sum(label.count("\n") + 1 for label in labels) for labels in named)
+    below = max(map(len, named)) > MOST
+    figure = canvas(5.2 * len(panels), 4.2 + beneath * below)
+    heights = (4.2, beneath) if below else (4.2,)
+    parts = figure.subplots(len(heights), len(panels), squeeze=False, height_ratios=heights)
+    for axes, legend, panel in zip(parts[0], parts[-1], panels, strict=True):
         for lines, style in ((panel.theirs, FAINT), (panel.ours, STRONG)):
             for (label, points), (colour, marker) in zip(lines.items(), cycle(looks), strict=False):
                 x, y, spread = zip(*(each or NONE for each in points), strict=True)
                 width = [math.nan if each is None else each for each in spread]
-                axes.errorbar(x, y, width, label=label, color=colour, capsize=2, marker=marker, markersize=5, **style)
+                named_so = fill(label, WIDTH)
+                axes.errorbar(
+                    x, y, width, label=named_so, color=colour, capsize=2, marker=marker, markersize=5, **style
+                )
         axes.set(xlabel="speed-up", ylabel="accuracy on the test set (%)", xscale="log")
         axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.5)))
         axes.xaxis.set_minor_locator(NullLocator())
@@ -48,11 +55,10 @@ def chart(panels: Sequence[Panel]) -> bytes:
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.grid(axis="y", color="#e5e5e5", lw=0.7)
         axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
-        if many:
-            figure.legend(
-                *axes.get_legend_handles_labels(), loc="outside lower left", ncols=1, frameon=False, fontsize=9
-            )
-        else:
-            axes.legend(frameon=False, fontsize=9, loc="lower left")
+        legend.legend(
+            *axes.get_legend_handles_labels(), frameon=False, fontsize=9, loc=f"{'upper' if below else 'lower'} left"
+        )
         bare(axes)
+        if below:
+            legend.axis("off")
     return png(figure)

@@ -27,7 +27,7 @@ TOLD = ("model", "data", "schedule", *AMOUNTS)
 WORDS = {"model": "{}", "data": "{}", "ratios": "ratios {}", "speedup": "speed-up {}×", "weights": "from {}"}
 """How an option is told, where not by its name."""
 MANY = 16
-"""Lines beyond which a picture of courses shows nothing any more."""
+"""Lines beyond which a picture shows nothing any more."""
 CAPTIONS = {
     "speedup": "Accuracy on the test images after the last epoch against how many times fewer MACs; where a row has "
     "several runs their mean, and their standard deviation as a bar.",
@@ -69,16 +69,17 @@ def lots(runs: Iterable[Ran]) -> list[Lot]:
 
 def apart(runs: Sequence[Ran], but: Sequence[str] = ()) -> list[str]:
     """The options in which these differ, what says most first. Others tell nothing by being absent (steps of pushing,
-    say), nor by being another in a run of another command."""
+    say), nor by being another in a run of another command, or of another network or set."""
     every = [run.options for run in runs]
     keys = dict.fromkeys([*FIRST, *(key for options in every for key in options)])
     found: dict[str, dict[str, set[str]]] = {key: {} for key in keys if key not in but}
     for options in every:
+        kind = repr([options.get(key) for key in ("command", "model", "data")])
         for key in found:
             if key in FIRST:
                 found[key].setdefault("", set()).add(repr(options.get(key)))
             elif key in options:
-                found[key].setdefault(str(options.get("command")), set()).add(repr(options[key]))
+                found[key].setdefault(kind, set()).add(repr(options[key]))
     return [key for key, values in found.items() if any(len(each) > 1 for each in values.values())]
 
 
@@ -211,7 +212,7 @@ def figures(found: Sequence[Lot]) -> dict[str, bytes]:
     from growprune.report.figures import courses
 
     drawn = {}
-    if panels := by_speedup(found):
+    if panels := [panel for panel in by_speedup(found) if len(panel.ours) <= MANY]:
         drawn["speedup"] = chart(panels)
     lines = {lot.label: averaged([run.course for run in lot.runs]) for lot in found}
     if 0 < len(lines := {label: line for label, line in lines.items() if len(line) > 1}) <= MANY:
