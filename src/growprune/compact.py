@@ -315,13 +315,10 @@ def keep_zero(module: nn.Module, name: str, keep: Tensor) -> None:
     known = dict(held(module))
     module.register_buffer(f"{name}{MASK}", keep.to(weight.device), persistent=False)
     if not known:
-        module.register_forward_pre_hook(arm)
+        module.register_forward_pre_hook(Hold())
         module.register_load_state_dict_post_hook(rezero)
-    if weight in HELD:
-        HELD[weight] = keep.to(weight.device)
-    arm(module, None)
+    next(hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Hold))(module, None)
     rezero(module, None)
-    watch_every_optimizer()
 
 
 def held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -331,18 +328,36 @@ def held(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name.removesuffix(MASK), mask
 
 
-def arm(module: nn.Module, _: Any) -> None:
-    """See to it that gradients and steps leave held weights at zero; a copy gets there at its first forward."""
-    if torch.compiler.is_compiling():  # by then it has been armed
-        return
-    for name, mask in held(module):
-        weight: Any = module._parameters[name]
-        known = HELD.get(weight)
-        if known is None and weight.requires_grad:
-            weight.register_hook(partial(zeroed, weakref.ref(weight)))
-        if known is None or known.device != mask.device:
-            HELD[weight] = mask
-            rezero(module, None)
+class Hold:
+    """The hook of a module that holds weights at zero: it sees to it that gradients and steps leave them there.
+
+    It runs before each forward, for the weights may be new ones. A module's copy, whose forward nobody need call (an
+    attention reads its last layer's weight), has a copy of it, which holds the copy's weights from the start.
+    """
+
+    def __init__(self) -> None:
+        self.weights: list[tuple[nn.Parameter, Tensor]] = []
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # by then they are held
+            return
+        self.weights = [(module.get_parameter(name), mask) for name, mask in held(module)]
+        self.arm()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.arm()
+
+    @torch.no_grad()
+    def arm(self) -> None:
+        watch_every_optimizer()
+        for weight, mask in self.weights:
+            known = HELD.get(weight)
+            if known is None and weight.requires_grad:
+                weight.register_hook(partial(zeroed, weakref.ref(weight)))
+            if known is not mask:
+                HELD[weight] = mask
+                weight.masked_fill_(~mask.to(weight.device), 0.0)
 
 
 @torch.no_grad()
@@ -354,7 +369,7 @@ def rezero(module: nn.Module, _: Any) -> None:
 
 def zeroed(weight: Any, grad: Tensor) -> Tensor:
     mask = HELD.get(weight())
-    return grad if mask is None else grad.masked_fill(~mask, 0.0)
+    return grad if mask is None else grad.masked_fill(~mask.to(grad.device), 0.0)
 
 
 @torch.no_grad()
@@ -368,7 +383,7 @@ def after_any_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> 
             if mask is not None:
                 for t in (p, *optimizer.state.get(p, {}).values()):
                     if isinstance(t, Tensor) and t.shape == mask.shape:
-                        t.masked_fill_(~mask, 0.0)
+                        t.masked_fill_(~mask.to(t.device), 0.0)
 
 
 @cache
