@@ -124,7 +124,7 @@ def test_every_option_has_one_line_of_help_and_is_in_it(name: str) -> None:
             assert "\n" not in parameter.help
             assert " ".join(parameter.help.split()) in words
         shown = parameter.opts[0] if not parameter.secondary_opts else f"--[no-]{parameter.opts[0][2:]}"
-        argument = (name, shown) in {("resume", "run"), ("eval", "run"), ("reproduce", "names")}
+        argument = (name, shown) in {("resume", "run"), ("eval", "run"), ("report", "runs"), ("reproduce", "names")}
         if argument:
             shown = parameter.metavar or shown.upper()
             assert re.match(rf"Usage: growprune {name} \[OPTIONS\] \[?{shown}(\]|\.\.\.)?\n", out)

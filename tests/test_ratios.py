@@ -311,8 +311,16 @@ def test_global_takes_nearly_all_of_a_layers_single_weights_unless_told() -> Non
     assert lost(plan(gp.Global(0.7, at_most=0.5), net, x, granularity="weight"))["fc2"] == size // 2
     endless = plan(gp.Global(0.7), net, x, granularity="weight", criterion=lambda w: w.abs().sum(1) * torch.inf)
     assert lost(endless)["fc1"] == 0
-    alone = plan(gp.Global(0.1), nn.Linear(4, 3).double(), torch.ones(1, 4).double(), granularity="weight")
-    assert sum(lost(alone).values()) == 0
+
+
+@pytest.mark.parametrize("ratios", [0.5, "0.1", gp.Global(0.1)])
+def test_a_network_that_is_all_stem_is_not_left_whole_without_a_word(ratios: Ratios) -> None:
+    net, example = nn.Linear(4, 3).double(), torch.ones(1, 4).double()
+    refused(lambda: plan(ratios, net, example, granularity="weight"), "reads the model's input", "by name")
+    for spec in (0.0, gp.Global(0.0)):
+        assert sum(lost(plan(spec, net, example, granularity="weight")).values()) == 0
+    for spec, gone in ((gp.Global(0.5, stem=True), 6), ("[0:0.5]", 6)):
+        assert sum(lost(plan(spec, net, example, granularity="weight")).values()) == gone
 
 
 def test_global_leaves_layers_alone_that_lose_nothing() -> None:
@@ -497,6 +505,31 @@ def test_one_pace_for_all_layers_or_a_gentler_one_in_the_last_stage() -> None:
         for name, count in gone.items():
             pace = gentler if "layer3" in name else 1.0
             assert abs(count - pace * common * size[name]) <= 1.5 + size[name] / 16, name
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.read = nn.Embedding(9, 6), nn.LSTM(6, 16, batch_first=True)
+        self.middle, self.last = nn.Linear(16, 8), nn.Linear(8, 3)
+
+    def forward(self, words: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.relu(self.middle(self.read(self.table(words))[0][:, -1])))
+        return out
+
+
+@pytest.mark.parametrize("granularity", ["filter", "weight"])
+def test_what_nothing_is_cut_from_is_named(granularity: Any) -> None:
+    pruner = plan(0.5, Recurrent(), torch.zeros(2, 5).long(), granularity=granularity)
+    assert {name: why for name, why in pruner.stays.items() if name in ("table", "read")} == dict.fromkeys(
+        ("table", "read"), "it is neither a convolution nor a linear layer"
+    )
+    assert "middle" not in pruner.stays
+
+
+def test_a_speed_up_that_is_out_of_reach_says_what_stays() -> None:
+    words = "nearest is 1.", "stay whole since it is neither a convolution nor a linear layer (table, ...)"
+    refused(lambda: plan(gp.Speedup(3.0), Recurrent(), torch.zeros(2, 5).long()), *words)
 
 
 @settings(max_examples=25, deadline=None)

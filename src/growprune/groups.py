@@ -36,6 +36,7 @@ LAYERS = (_ConvNd, nn.Linear)
 COMPUTED = "its weights are computed before each use"
 BUFFER = "its weight is a buffer, which nothing trains"
 UNREACHED = "the example does not reach it"
+NEITHER = "it is neither a convolution nor a linear layer"
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def build(
         made = weights(model, found, untouched)
     else:
         made = filters(found, coupled, untouched, stem)
-    return replace(made, stays=others(model, found) | made.stays)
+    return replace(made, stays=others(model, found) | neither(model, found, made) | made.stays)
 
 
 def others(model: nn.Module, found: Trace) -> dict[str, str]:
@@ -193,6 +194,18 @@ def others(model: nn.Module, found: Trace) -> dict[str, str]:
                 result[path] = COMPUTED
             elif name not in met:  # in training neither
                 result[path] = UNREACHED
+    return result
+
+
+def neither(model: nn.Module, found: Trace, made: Groups) -> dict[str, str]:
+    """Layers of torch's with matrices of weights that nothing is ever cut from: recurrent ones, tables, and others."""
+    known = {op.weight for op in found.operations} | {s.tensor for s in made.slices}
+    names, result = {id(t): name for name, t in tensors(model).items()}, {}
+    for path, module in model.named_modules():
+        own = [names[id(p)] for p in module.parameters(recurse=False) if p.dim() > 1]
+        ours = type(module).__module__.startswith("torch.nn.") and not isinstance(module, LAYERS)
+        if own and ours and known.isdisjoint(own):
+            result[path or own[0]] = NEITHER
     return result
 
 

@@ -231,6 +231,12 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
     """How many units each layer loses; None where only the scores can tell (`Global`)."""
     if not groups.layers:
         raise GrowpruneError(f"no layer of this model can be pruned{why_none(groups.stays)}")
+    spares = isinstance(spec, (Uniform, Global)) and spec.ratio > 0 and not speaks_of_stem(spec)
+    if spares and all(layer.stem for layer in groups.layers):
+        raise GrowpruneError(
+            f"ratios: {write(spec)} spares what reads the model's input, and that do all layers here, as "
+            f"'{groups.layers[0].name}': give ratios by name"
+        )
     if isinstance(spec, Global):
         return None
     if isinstance(spec, Speedup):
@@ -387,5 +393,8 @@ def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size], multip
     reached = full / cost(lost(best))
     if abs(reached / spec.times - 1) > 0.01:
         whole = f" in multiples of {multiple}" if multiple > 1 else ""
-        raise GrowpruneError(f"ratios: no ratio gives {spec.times:g}x within 1 %{whole}: the nearest is {reached:.2f}x")
+        why = why_none(groups.stays) if best == len(queue) else ""
+        raise GrowpruneError(
+            f"ratios: no ratio gives {spec.times:g}x within 1 %{whole}: the nearest is {reached:.2f}x{why}"
+        )
     return [int(n) for n in lost(best)]
