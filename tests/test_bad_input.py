@@ -124,6 +124,13 @@ def test_a_named_layer_that_cannot_go_alone_says_why() -> None:
     refused("'1' (Sequential)", "name those inside it, as '1.0.0', '1.0.2'", model=backbone(2), ratios={"1": 0.5})
 
 
+def test_what_is_no_choice() -> None:
+    refused("coupled is True or False, not 'yes'", coupled="yes")
+    for seed in ("a", 1.5, -1, True, None):
+        refused("seed", repr(seed), seed=seed)
+    error(lambda: gp.speedup(Net(), Net()), "measure(model, example)", "Net")
+
+
 class Joined(nn.Module):
     """One layer's channels are added to those of two others, side by side; either comes first."""
 

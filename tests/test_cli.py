@@ -29,7 +29,7 @@ import typer
 from torch import nn
 
 import growprune
-from growprune import bench, cli, data, jobs, models, origin
+from growprune import bench, cli, console, data, jobs, models, origin
 from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
@@ -1141,6 +1141,30 @@ def test_a_network_that_cannot_be_pruned_is_measured_all_the_same() -> None:
 
 def roomy() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+
+@pytest.mark.parametrize("ratio", ["1.5", "abc"])
+def test_a_plan_that_none_could_follow_is_told_before_the_folder_is_looked_at(ratio: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = growprune_says("prune", *NET, "--ratios", ratio, "--out", tmp_path)
+    assert (code, err.count("\n"), err.startswith("growprune: ratios: ")) == (2, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("script", "on_path", "called"),
+    [
+        ("/opt/x/growprune", True, "growprune"),
+        ("/opt/x/growprune", False, "../x/growprune"),
+        ("-m", False, "growprune"),
+    ],
+)
+def test_how_it_is_called_here(
+    script: str, on_path: bool, called: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/opt/y")
+    monkeypatch.setattr("sys.argv", [script])
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}" if on_path else None)
+    assert console.itself() == called
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

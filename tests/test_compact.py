@@ -1239,7 +1239,7 @@ def test_an_attached_optimizer_is_free_after_removal() -> None:
     pruner = gp.Pruner(model, torch.randn(2, 2, 7, 7), schedule=gp.GReg1(delta_lambda=0.5, tau=1.0, ku=1, ks=100))
     pruner.attach(optimizer)
     train(model, optimizer, 3, seed=0)
-    assert repr(pruner) == "Pruner(GReg1, 4 of 7 filters go in 1 layers, stabilize, step 3 of 102)"
+    assert repr(pruner) == "Pruner(GReg1, 4 of 7 filters go in 1 layer, stabilize, step 3 of 102)"
     with pytest.warns(UserWarning, match="step 3 of 102"):
         small = pruner.compact(optimizer=optimizer)
     plain = copy.deepcopy(small)

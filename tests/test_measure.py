@@ -1,5 +1,7 @@
 import copy
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from growprune import outcome
 from growprune.errors import GrowpruneError
 from growprune.measurement import Measurement, latency, measure, sparsity, speedup
 from growprune.models import create
@@ -369,3 +372,19 @@ def test_on_a_gpu_counts_are_the_same_and_time_is_the_devices() -> None:
     # Launching 20 products takes well under a millisecond; doing them does not.
     small, large = (latency(Product(), torch.zeros(n, n, device="cuda"), repeats=5) for n in (512, 8192))
     assert large > 10 * small
+
+
+def test_two_networks_are_timed_in_turns_by_their_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else the machine does hits one of them at a time, and only ever adds."""
+    seconds = {"base": iter([5.0, 4.0, 9.0, 4.0, 4.0]), "net": iter([8.0, 2.0, 2.5, 2.0, 3.0])}
+    order: list[str] = []
+
+    def timed(which: Any, x: torch.Tensor, **how: int) -> float:
+        order.append(which)
+        return next(seconds[which])
+
+    monkeypatch.setattr(outcome, "latency", timed)
+    images: Any = SimpleNamespace(shape=(1, 8, 8))
+    found = outcome.times("base", "net", images, "cpu")  # type: ignore[arg-type]
+    assert found == {"before": 4.0, "after": 2.0, "ratio": 2.0, "batch": 16}
+    assert order == ["base", "net"] * 5

@@ -346,7 +346,7 @@ def test_global_leaves_layers_alone_that_lose_nothing() -> None:
     assert list(pruner.separation()) == ["2"]
     shown = r"Separation\(kept=[\d.e+-]+, pruned=[\d.e+-]+, spread=[\d.e+-]+, 8 norms\)"
     assert re.fullmatch(shown, repr(pruner.separation()["2"]))
-    assert "6 of 24 filters go in 1 layers" in repr(pruner)
+    assert "6 of 24 filters go in 1 layer" in repr(pruner)
 
 
 # What stays in multiples.

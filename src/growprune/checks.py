@@ -63,7 +63,7 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
-def choices(schedule: Schedule, granularity: str, scope: str, multiple: int) -> None:
+def choices(schedule: Schedule, granularity: str, scope: str, coupled: bool, seed: int, multiple: int) -> None:
     if not isinstance(schedule, Schedule):
         raise GrowpruneError(f"schedule: give GReg1(), GReg2(), OneShot() or a Schedule of your own, not {schedule!r}")
     for name, value, known in (
@@ -72,6 +72,10 @@ def choices(schedule: Schedule, granularity: str, scope: str, multiple: int) -> 
     ):
         if value not in known:
             raise GrowpruneError(f"{name}: '{value}' is none of {', '.join(known)}")
+    if not isinstance(coupled, bool):
+        raise GrowpruneError(f"coupled is True or False, not {coupled!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise GrowpruneError(f"seed: a whole number from 0 on, not {seed!r}")
     if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
         raise GrowpruneError(f"multiple: a whole number from 1 on, not {multiple!r}")
     if granularity == "weight" and multiple > 1:

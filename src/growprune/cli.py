@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from growprune import config as configs
-from growprune.console import BESIDE, Given, Plain, fail, heard, offered, read_file, usage
+from growprune.console import BESIDE, Given, Plain, fail, heard, itself, offered, read_file, usage
 from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
 
 if TYPE_CHECKING:
@@ -179,9 +179,10 @@ def begin(command: str, given: Given, out: Path | None, file: Path | None, as_js
     beside = {name: base.pop(name, None) for name in BESIDE}
     config = configs.resolve(command, given, base)
     out = out or Path(beside["out"] or configs.folder(command, config))
-    if not (out / "config.json").exists():  # a run that has begun has all it needs
-        from growprune.origin import foresee
+    from growprune.origin import foresee, sensible
 
+    sensible(config)
+    if not (out / "config.json").exists():  # a run that has begun has all it needs
         foresee(config)
     conclude(config, out, as_json or bool(beside["json"]))
 
@@ -200,7 +201,7 @@ def tell(run: Callable[[], dict[str, Any]], table: Callable[[dict[str, Any]], An
     try:
         result = run()
     except StoppedError as stopped:
-        print(f"growprune: stopped at step {stopped.step}, all saved; go on with: growprune resume {out}",
+        print(f"growprune: stopped at step {stopped.step}, all saved; go on with: {itself()} resume {out}",
               file=sys.stderr)  # fmt: skip
         sys.exit(128 + stopped.signal)
     if not foremost():

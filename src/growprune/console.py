@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import sys
 import textwrap
 import time
@@ -173,6 +174,13 @@ def as_text(value: Any, also: tuple[type, ...]) -> Any:
 
 
 # -- help ------------------------------------------------------------------------------------------------------------
+
+
+def itself() -> str:
+    """How this program is called here: by its path, where it lies in no folder that is searched."""
+    script = Path(sys.argv[0])
+    found = script.name != "growprune" or shutil.which("growprune") is not None
+    return "growprune" if found else os.path.relpath(script)
 
 
 class Plain(TyperCommand):

@@ -69,6 +69,7 @@ class Taylor(Criterion):
     """|Σ w·g|: the first-order change of the loss when the unit goes (Molchanov et al., 2017).
 
     `batches` gives (input, target) pairs; without it the model's own predictions on the example input are the targets.
+    `loss` takes the model's output, whatever that is, and the target.
     """
 
     batches: Batches | None = None

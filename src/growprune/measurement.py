@@ -66,6 +66,11 @@ def measure(model: nn.Module, example_input: Example) -> Measurement:
 
 def speedup(before: Measurement, after: Measurement) -> float:
     """How many times fewer MACs: the paper's speed-up."""
+    for each in (before, after):
+        if not isinstance(each, Measurement):
+            raise GrowpruneError(
+                f"speedup: takes what measure(model, example) gives, twice, not a {type(each).__name__}"
+            )
     if after.macs == 0:
         raise GrowpruneError("no speed-up: the second model has no convolution or linear layer (0 MACs)")
     return before.macs / after.macs

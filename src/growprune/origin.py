@@ -20,6 +20,13 @@ from growprune.run import Folder
 from growprune.weights import restore, weights_file
 
 
+def sensible(config: Config) -> None:
+    """Refuse a plan that none could follow, whatever has been run before."""
+    if isinstance(config, Prune):
+        recipe.schedule(config)
+        ratios.read(recipe.ratios(config))
+
+
 def foresee(config: Config) -> None:
     """Refuse what cannot work before any image is read, or downloaded."""
     models.known(config.model)
@@ -31,9 +38,6 @@ def foresee(config: Config) -> None:
         )
     if weights and distributed.first_of_machine():  # they may have to be downloaded
         weights_file(weights, config.model, classes(config.data))
-    if isinstance(config, Prune):
-        recipe.schedule(config)
-        ratios.read(recipe.ratios(config))
 
 
 def classes(data: str) -> int | None:

@@ -63,7 +63,7 @@ class Pruner:
         self.spec = _ratios.read(ratios)
         self.scope: Scope = scope
         self.multiple = multiple
-        checks.choices(self.schedule, granularity, scope, multiple)
+        checks.choices(self.schedule, granularity, scope, coupled, seed, multiple)
         checks.weights(self.model)
         stem = _ratios.speaks_of_stem(self.spec)
         found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
@@ -114,8 +114,9 @@ class Pruner:
     def __repr__(self) -> str:
         units, every = int(self._pruned.sum()) if self._picked else "?", self.groups.units
         what = "filters" if self.groups.granularity == "filter" else "weights"
+        layers = f"{len(self._losing)} layer{'s' * (len(self._losing) != 1)}"
         return (
-            f"Pruner({type(self._asked).__name__}, {units} of {every} {what} go in {len(self._losing)} layers, "
+            f"Pruner({type(self._asked).__name__}, {units} of {every} {what} go in {layers}, "
             f"{self.phase.value}, step {self.step_count} of {self.total_steps})"
         )
 
@@ -141,7 +142,7 @@ class Pruner:
 
     def masks(self) -> dict[str, Tensor]:
         """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
-        picked, all stay."""
+        picked, all stay. What is tied to a layer (a depthwise convolution; other layers, if `coupled`) goes with it."""
         self._follow_device()
         keep = ~self._pruned if self._picked else torch.ones_like(self._pruned)
         result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}

@@ -20,12 +20,12 @@ Rows = list[tuple[str, ...]]
 
 METHODS = {"GReg1": "GReg-1", "GReg2": "GReg-2", "OneShot": "one-shot pruning"}
 CAPTIONS = {
-    "history": "Accuracy on the test images and mean training loss. The shading is the run's phases; where units are "
-    "removed, accuracy falls straight down by what their removal costs.",
+    "history": "Accuracy on the test images and mean training loss.",
     "penalty": "The penalty λ on the pruned, and the mean magnitude of the kept and the pruned weights: a thin line a "
     "layer, cut off at a millionth.",
     "widths": "Filters of each layer, before and after.",
 }
+PHASES = "The shading is the run's phases; where units are removed, accuracy falls straight down by what removal costs."
 HEADS = {
     "ms": "ms a step",
     "kernels": "layers with own kernels",
@@ -60,7 +60,8 @@ def page(result: Result, notes: Sequence[Note], drawn: Mapping[str, bytes] | Non
     parts = [f'<p class="lead">{html.escape(told[0])}</p>', *(f"<p>{html.escape(line)}</p>" for line in told[1:])]
     parts += [html_table(rows) for rows in (accuracies(result), sizes(result)) if rows[1:]]
     drawn = figures(result, notes) if drawn is None else drawn
-    parts += [html_figure(name, png, CAPTIONS[name]) for name, png in drawn.items()]
+    told_below = CAPTIONS | ({"history": f"{CAPTIONS['history']} {PHASES}"} if result["schedule"] is not None else {})
+    parts += [html_figure(name, png, told_below[name]) for name, png in drawn.items()]
     for title, rows in (
         ("Settings", settings(result)),
         ("Chosen on this machine", choices(result)),
