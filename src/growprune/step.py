@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import torch
+import torch._dynamo  # optimizers load it, for a second: before signals are waited for, and processes have joined
 import torch.nn.functional as F
 from torch import Tensor, nn
 
