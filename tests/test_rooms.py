@@ -50,6 +50,8 @@ ORDER = [
     "feeds",
     "recipe",
     "planning",
+    "formats",
+    "exporting",
     "evaluation",
     "origin",
     "step",
