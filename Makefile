@@ -15,7 +15,7 @@ endif
 define SOUND
 import sys, importlib.util, torch
 assert "$(WANTED)" in ("any", "%d.%d" % sys.version_info[:2])
-assert all(map(importlib.util.find_spec, "growprune typer rich pytest xdist hypothesis ruff mypy torchvision tensorboard".split()))
+assert all(map(importlib.util.find_spec, "growprune typer rich pytest xdist hypothesis ruff mypy torchvision tensorboard onnx onnxscript onnxruntime".split()))
 endef
 export SOUND
 

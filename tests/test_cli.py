@@ -37,7 +37,7 @@ from growprune.feeds import FromFiles, Images
 from growprune.run import as_tested
 from growprune.streaming import undecodable
 
-COMMANDS = ["demo", "train", "prune", "resume", "report", "eval", "measure", "bench", "reproduce"]
+COMMANDS = ["demo", "train", "prune", "resume", "report", "eval", "measure", "export", "bench", "reproduce"]
 HEAVY = {"torch", "numpy", "matplotlib", "sklearn", "safetensors", "pydantic", "rich.table", "rich.console"}
 TINY = {"base_epochs": 1, "delta_lambda": 0.25, "ks": 3, "finetune_epochs": 1}
 NET = ("--data", "digits", "--model", "growprune.demo:network")
@@ -92,7 +92,8 @@ def test_what_needs_no_network_loads_none_and_is_quick(arguments: tuple[str, ...
 
 
 @pytest.mark.parametrize(
-    "mistake", ["train --epochs x", "prune --schedule greg3", "measure --input 3x", "train --config no"]
+    "mistake",
+    ["train --epochs x", "prune --schedule greg3", "measure --input 3x", "export --out net.pth", "train --config no"],
 )
 def test_a_mistake_that_needs_no_network_is_told_without_one(mistake: str) -> None:
     assert {"torch", "numpy"} & set(alone(*mistake.split())[1]) == set()
@@ -124,7 +125,8 @@ def test_every_option_has_one_line_of_help_and_is_in_it(name: str) -> None:
             assert "\n" not in parameter.help
             assert " ".join(parameter.help.split()) in words
         shown = parameter.opts[0] if not parameter.secondary_opts else f"--[no-]{parameter.opts[0][2:]}"
-        argument = (name, shown) in {("resume", "run"), ("eval", "run"), ("report", "runs"), ("reproduce", "names")}
+        arguments = {("resume", "run"), ("eval", "run"), ("export", "run"), ("report", "runs"), ("reproduce", "names")}
+        argument = (name, shown) in arguments
         if argument:
             shown = parameter.metavar or shown.upper()
             assert re.match(rf"Usage: growprune {name} \[OPTIONS\] \[?{shown}(\]|\.\.\.)?\n", out)

@@ -51,6 +51,8 @@ ORDER = [
     "feeds",
     "recipe",
     "planning",
+    "formats",
+    "exporting",
     "evaluation",
     "origin",
     "step",

@@ -1,4 +1,4 @@
-"""The command line: `growprune demo | train | prune | resume | report | eval | measure | bench | reproduce`.
+"""The command line: `growprune demo | train | prune | resume | report | eval | measure | export | bench | reproduce`.
 
 Commands say what they do here and import what they need when called: torch takes seconds to load, `--help` must not.
 Results go to stdout, progress to stderr. An error that a user can cause is one line on stderr and exit code 2.
@@ -261,7 +261,7 @@ def alone(run: Path) -> tuple[dict[str, Any], str, Callable[[dict[str, Any]], An
     )
 
 
-# -- eval, measure, bench --------------------------------------------------------------------------------------------
+# -- eval, measure, export, bench ------------------------------------------------------------------------------------
 
 
 @offered(app, configs.Eval, "eval")
@@ -306,6 +306,25 @@ def measure(given: Given, *, as_json: Json = False) -> None:
     from growprune.report.tables import plan_table
 
     show(plan(asked), plan_table, as_json)
+
+
+@offered(app, configs.Export)
+def export(
+    given: Given,
+    *,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Folder of a run, whose network it is.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a network for use elsewhere, as ONNX or for torch.export.
+
+    Of a run (`growprune export RUN`), or of weights (`--model M --weights W --input 3x32x32 --out FILE`). The file is
+    read again and run beside the network, and kept only if both compute the same.
+    """
+    asked = configs.Export(**given)
+    from growprune import exporting
+    from growprune.report.tables import export_table
+
+    show(exporting.export(asked, run), export_table, as_json)
 
 
 @offered(app, configs.Bench)

@@ -235,6 +235,39 @@ class Measure(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Export(Options):
+    """`growprune export`; what is not given is as in the run."""
+
+    out: str | None = option(
+        None, "File to write, .onnx or .pt2. [RUN/model.onnx]", metavar="FILE", check=lambda text: suffix(text)
+    )
+    model: str | None = option(None, MODELS, metavar="NAME")
+    weights: str | None = option(None, f"{STATE[0].upper()}{STATE[1:]}", metavar="PATH")
+    num_classes: int | None = option(None, "Classes it tells apart; by default the model's own number.", min=1)
+    input: str | None = option(
+        None, "Shape of one input, as 3x32x32.", metavar="SHAPE", check=lambda text: read_shape(text)
+    )
+    batch: int | None = option(None, "Inputs a call; by default any number.", min=1)
+    raw: bool = option(False, "It takes pixels as they are (uint8, 0 to 255), and normalises them itself.")
+    replace: bool = option(False, "A file that is there already may be replaced.")
+
+
+SUFFIXES = (".onnx", ".pt2")
+
+
+def suffix(text: str) -> str:
+    """Of a file to export to.
+
+    >>> suffix("small.onnx")
+    '.onnx'
+    """
+    found = Path(text).suffix
+    if found not in SUFFIXES:
+        raise GrowpruneError(f"--out: '{text}' must end in .onnx (ONNX) or .pt2 (torch.export)")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bench(Options):
     """`growprune bench`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -71,12 +71,19 @@ def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
     for ran, own in zip(trial.modules(), small.modules(), strict=True):
         if isinstance(own, _NormBase) and isinstance(ran, _NormBase):
             own.num_features = ran.num_features
-    if [t.shape for t in outs[0]] != [t.shape for t in outs[1]]:
+    return apart(*outs)
+
+
+def apart(those: Sequence[Tensor], these: Sequence[Tensor]) -> float:
+    """The largest difference of two networks' outputs, in double precision, relative to the largest of `these`; ∞ if
+    their shapes differ, NaN if any of it is."""
+    if [t.shape for t in those] != [t.shape for t in these]:
         return float("inf")
-    finite = (t[t.isfinite()] for t in outs[1])
+    finite = (t[t.isfinite()] for t in these)
     scale = max((float(t.abs().max()) for t in finite if t.numel()), default=0.0)
-    apart = [torch.where(x == y, 0.0, (x - y).abs()) for x, y in zip(*outs, strict=True)]  # ∞ is ∞: of masked scores
-    largest = [t.max() for t in apart if t.numel()]
+    # An infinity is equal to itself: masked scores have some.
+    off = [torch.where(x == y, 0.0, (x - y).abs()) for x, y in zip(those, these, strict=True)]
+    largest = [t.max() for t in off if t.numel()]
     return float(torch.stack(largest).max()) / (scale or 1.0) if largest else 0.0  # NaN if any is
 
 

@@ -36,7 +36,7 @@ from growprune.storage import write_whole
 
 CONFIG, NOTES, RESULT, MODEL, REPORT = "config.json", "metrics.jsonl", "result.json", "model.safetensors", "report.html"
 BASE, LOCK, CHECKPOINTS = "base.safetensors", ".lock", "checkpoints"
-SCRAP = re.compile(r"\..+\.(json|jsonl|safetensors|html|png)\.[a-z0-9_]{8}")
+SCRAP = re.compile(r"\..+\.(json|jsonl|safetensors|html|png|onnx|pt2)\.[a-z0-9_]{8}")
 """What `write_whole` leaves behind when it is killed."""
 ANOTHER = "name another folder with --out"
 

@@ -158,3 +158,29 @@ def eval_table(result: Result) -> Group:
     shown.add_row("MACs an image", f"{result['macs']:,}")
     shown.add_row("zeros among the parameters", f"{100 * result['zeros']:.1f} %")
     return Group(Text(f"{result['model']} on {result['data']}", style="bold"), shown)
+
+
+def export_table(result: Result) -> Group:
+    """What `growprune export` wrote."""
+    proof, time, scale = result["proof"], result["latency"], result["normalization"]
+    batch, shape = result["batch"] or "N", "x".join(map(str, result["input"]))
+    opset = f", opset {result['opset']}" if "opset" in result else ""
+    shown = table("", "")
+    shown.add_row("file", f"{result['format']}{opset}, {result['bytes'] / 1e6:,.2f} MB")
+    shown.add_row("parameters", f"{result['params']:,}")
+    shown.add_row("zeros among them", f"{100 * result['zeros']:.1f} %")
+    shown.add_row("input", f"{result['type']}, {batch} x {shape}")
+    for output in result["outputs"]:
+        shown.add_row("output", f"{output['type']}, {' x '.join(map(str, (batch, *output['shape'])))}")
+    if proof:
+        sizes = " and ".join(map(str, proof["batches"]))
+        off = f"off by {proof['difference']:.0e} of the largest output" if proof["difference"] else "the same bits"
+        shown.add_row(f"run by {proof['by']}, batch {sizes}", off, style="bold")
+    if time:
+        shown.add_row("time on one thread, torch", f"{1e3 * time['torch']:.2f} ms")
+        shown.add_row("  onnxruntime", f"{1e3 * time['onnxruntime']:.2f} ms, {time['ratio']:.2f}×")
+    shown.add_row("expects", result["expects"])
+    for name in ("mean", "std") if scale and not result["raw"] else ():
+        shown.add_row(f"  {name}", ", ".join(f"{value:.4f}" for value in scale[name]))
+    said = [] if proof else [Text(result["unproved"], style="bold")]
+    return Group(Text(f"{result['model']} in {result['file']}", style="bold"), shown, *said)
