@@ -51,16 +51,16 @@ class Verdict:
 
 
 def accuracy(row: str, found: Found, paper: float) -> Verdict:
-    """Asked only of what was run at the paper's settings.
+    """Asked only of what was run at the paper's settings; small networks on digits have no part in it.
 
     >>> run = Found(({"accuracy": {"final": 89.0}},))
     >>> accuracy("r", run, 89.3).text, accuracy("r", run, 89.31).text, accuracy("r", Found(()), 89.3).met
     ('-0.30', '-0.31 ✗', None)
-    >>> accuracy("r", Found(run.runs, "short"), 90.0).text
-    '-1.00'
+    >>> accuracy("r", Found(run.runs, "short"), 90.0).text, accuracy("r", Found(run.runs, "smoke"), 90.0).text
+    ('-1.00', '')
     """
     asked = found.scale == "paper"
-    if not found:
+    if not found or found.scale == "smoke":
         return Verdict("accuracy", row, "", None, asked)
     distance = round(found.mean() - paper, 2)
     return Verdict("accuracy", row, f"{distance:+.2f}", distance >= -NEAR if asked else None, asked)
@@ -82,7 +82,8 @@ def gain(row: str, once: Found, greg: Found, paper: float) -> Verdict:
     """The share of the paper's gain that was found."""
     here = difference(once, greg)
     least = max(LEAST, round(SHARE * paper, 4))
-    return judged("gain", row, greg, here, "" if here is None else f"{here / paper:.2f}", least)
+    value = "" if here is None or greg.scale == "smoke" else f"{here / paper:.2f}"
+    return judged("gain", row, greg, here, value, least)
 
 
 def order(row: str, greg1: Found, greg2: Found) -> Verdict:
