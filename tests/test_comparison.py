@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from growprune.config import Prune, Train
 from growprune.errors import GrowpruneError
-from growprune.finished import Ran, finished, read
+from growprune.finished import Ran, collected, read
 from growprune.report import runs as beside
 from test_cli import document, growprune_says
 from test_report import Page
@@ -43,7 +43,7 @@ def folder(
 
 
 def table(*places: Path) -> list[tuple[str, ...]]:
-    return beside.rows(beside.lots(finished(places, print)))
+    return beside.rows(beside.lots(collected(places, print)))
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_means_and_deviations(values: list[float]) -> None:
 def test_one_that_is_not_finished_is_named_and_left_out(tmp_path: Path) -> None:
     done, begun = folder(tmp_path / "done", 90.0), folder(tmp_path / "begun", None)
     heard: list[str] = []
-    assert [run.name for run in finished([done, begun, begun / ".." / "done"], heard.append)] == [str(done)]
+    assert [run.name for run in collected([done, begun, begun / ".." / "done"], heard.append)] == [str(done)]
     assert heard == [f"{begun}: not finished, left out; go on with: growprune resume {begun}"]
     with pytest.raises(GrowpruneError, match="none of these runs is finished"):
-        finished([begun], heard.append)
+        collected([begun], heard.append)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -231,20 +231,20 @@ def test_of_one_run_its_own_page_is_made_anew(tmp_path: Path) -> None:
 
 def test_courses_are_averaged_as_far_as_all_have_come(tmp_path: Path) -> None:
     places = [folder(tmp_path / "a", 90.0, (80.0, 90.0)), folder(tmp_path / "b", 92.0, (82.0, 88.0, 92.0), seed=1)]
-    (lot,) = beside.lots(finished(places, print))
+    (lot,) = beside.lots(collected(places, print))
     assert beside.averaged([run.course for run in lot.runs]) == [(1, 81.0), (2, 89.0)]
 
 
 def test_pictures_of_one_row_and_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every line is drawn, as long as one can tell them apart."""
-    one = beside.lots(finished([folder(tmp_path / "one", 90.0, (80.0, 90.0))], print))
+    one = beside.lots(collected([folder(tmp_path / "one", 90.0, (80.0, 90.0))], print))
     assert list(beside.figures(one)) == ["speedup", "courses"]
     many = [folder(tmp_path / str(i), 90.0, (80.0, 90.0), ku=i + 11) for i in range(beside.MANY + 1)]
-    assert list(beside.figures(beside.lots(finished(many, print)))) == []
+    assert list(beside.figures(beside.lots(collected(many, print)))) == []
     drawn: list[str] = []
     whole = Axes.errorbar
     monkeypatch.setattr(Axes, "errorbar", lambda *given, **how: [drawn.append(how["label"]), whole(*given, **how)][1])
-    assert list(beside.figures(beside.lots(finished(many[1:], print)))) == ["speedup", "courses"]
+    assert list(beside.figures(beside.lots(collected(many[1:], print)))) == ["speedup", "courses"]
     assert drawn == [f"GReg-1, ku {i + 12}" for i in range(beside.MANY)]
 
 
@@ -256,7 +256,7 @@ def test_a_line_is_a_way_of_pruning_at_whatever_ratio(tmp_path: Path) -> None:
         {"speedup": 2.0, "model": "vgg19"},
     ]
     places = [folder(tmp_path / str(i), 90.0 - i, **each) for i, each in enumerate(options)]
-    panels = beside.by_speedup(beside.lots(finished(places, print)))
+    panels = beside.by_speedup(beside.lots(collected(places, print)))
     assert [(panel.title, {way: len(line) for way, line in panel.ours.items()}) for panel in panels] == [
         ("resnet20 on digits", {"GReg-1": 2, "GReg-1, scope path": 1}), ("vgg19 on digits", {"GReg-1": 1}),
     ]  # fmt: skip

@@ -234,7 +234,7 @@ def report(
         result, page, table = alone(runs[0])
         place = out or runs[0] / "report.html"
     else:
-        lots = beside.lots(finished.finished(runs, lambda line: print(f"growprune: {line}", file=sys.stderr)))
+        lots = beside.lots(finished.collected(runs, lambda line: print(f"growprune: {line}", file=sys.stderr)))
         result, page, table = beside.to_json(lots), beside.page(lots), lambda _: beside.table(lots)
         place = out or Path("comparison.html")
     write_whole(place, page.encode())

@@ -49,7 +49,7 @@ class Ran:
         return {each.name: each.default for each in fields(kind)} if kind else {}
 
 
-def finished(places: Iterable[Path], say: Callable[[str], None]) -> list[Ran]:
+def collected(places: Iterable[Path], say: Callable[[str], None]) -> list[Ran]:
     """These runs, each once; those that are not finished are named, and refused if there are no others."""
     found, seen = [], set()
     for place in places:
