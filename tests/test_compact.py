@@ -1363,6 +1363,58 @@ def test_zeros_stay_through_copies_files_and_fresh_optimizers(
     assert_still_zero(small, before)
 
 
+@pytest.mark.parametrize("build", [Line, Aside])
+@pytest.mark.parametrize("way", ["assigned", "assigned and compiled", "replaced", "pruned again"])
+def test_zeros_stay_in_weights_that_took_others_places(way: str, build: type[Line]) -> None:
+    small = sparse(build())
+    if way.startswith("assigned"):
+        small.load_state_dict({name: t.clone() for name, t in small.state_dict().items()}, assign=True)
+    elif way == "replaced":
+        small.conv1.weight = nn.Parameter(torch.randn_like(small.conv1.weight))
+        small(torch.randn(2, 2, 7, 7))
+    else:
+        small = sparse(small, ratio=0.9)
+    before = zeros(small)
+    net = torch.compile(small, backend="eager") if "compiled" in way else small
+    train(net, SPARSE["adam"](small.parameters()), 4, seed=1)
+    assert_still_zero(small, before)
+    share = {name: float(mask.float().mean()) for name, mask in before.items()}
+    assert min(share[name] for name in ("conv2.weight", "fc.weight")) >= (0.85 if way == "pruned again" else 0.65)
+
+
+def test_held_weights_are_no_hindrance_to_torch_func() -> None:
+    small = sparse(Line()).eval()
+    x, state = torch.randn(2, 2, 7, 7), {**dict(small.named_parameters()), **dict(small.named_buffers())}
+    plain = {name: t.detach().clone() for name, t in state.items()}
+    assert torch.equal(torch.func.functional_call(small, plain, (x,)), small(x))
+    grads = torch.func.grad(lambda state: torch.func.functional_call(small, state, (x,)).square().mean())(
+        {name: t for name, t in plain.items() if t.is_floating_point()}
+    )
+    assert bool(grads["fc.weight"].any())
+    before = zeros(small)
+    train(small, SPARSE["sgd wd"](small.parameters()), 3, seed=1)
+    assert_still_zero(small, before)
+
+
+@pytest.mark.parametrize("through", ["itself", "deepcopy"])
+def test_filters_of_layers_whose_single_weights_are_held_stay(through: str) -> None:
+    """Those of others may go."""
+    both = sparse(nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), nn.Conv2d(6, 6, 1), nn.ReLU(), nn.Conv2d(6, 3, 1)))
+    x = torch.randn(2, 2, 4, 4)
+    both = copy.deepcopy(both) if through == "deepcopy" else both
+    with pytest.raises(
+        gp.GrowpruneError, match="single weights of '2' were, and are held at zero; prune filters first"
+    ):
+        gp.Pruner(both, x, gp.OneShot(), ratios="[0-1:0.5]")
+    tail = nn.Sequential(
+        both, nn.ReLU(), nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    )
+    pruner = gp.Pruner(tail, x, gp.OneShot())
+    assert list(pruner.masks()) == ["2", "4"]
+    assert pruner.stays["0.2"] == "single weights of it are held at zero"
+    assert pruner.compact()[2].out_channels == 4
+
+
 @pytest.mark.parametrize("kind", ["sgd wd", "adam", "adamw"])
 def test_zeros_stay_under_an_optimizer_nobody_mentioned(kind: str) -> None:
     """It has momentum from before, and gradients too: the promise is of the module, not of the optimizer."""

@@ -18,6 +18,7 @@ ORDER = [
     "trace",
     "motion",
     "rules",
+    "holding",
     "groups",
     "ratios",
     "curvature",

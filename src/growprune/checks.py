@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from growprune.attached import hooked, within
-from growprune.compact import held
 from growprune.errors import GrowpruneError
 from growprune.groups import LAYERS, UNREACHED, Groups, Layer, layer_name, owner
+from growprune.holding import held
 from growprune.ratios import ByName, Spec
 from growprune.running import tensors, unsound
 from growprune.schedule import Schedule

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from growprune import __version__, formats, models
-from growprune.compact import MASK, held
 from growprune.config import Export, read_shape, suffix
 from growprune.errors import GrowpruneError, line
 from growprune.formats import FORMATS, Format, Runs, silently
+from growprune.holding import MASK, held
 from growprune.measurement import measure, sparsity
 from growprune.proof import TOLERANCE, apart
 from growprune.run import CONFIG, RESULT, as_measured, as_tested, read_json

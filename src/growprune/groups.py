@@ -22,17 +22,21 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.copying import copied
 from growprune.errors import GrowpruneError, line, nearest
+from growprune.holding import held
 from growprune.rules import find_rule
 from growprune.running import call, leaves, placed, switched, tensors, whole_operators
 from growprune.trace import FIXED, INPUT, Role, Trace, Tracer
 
 Granularity = Literal["filter", "weight"]
 RETURNED = "it makes what the model returns"
-IGNORED, NEAR_IGNORED = "it is ignored", "what is ignored belongs to it, or reads it"
+IGNORED = "it is ignored", "what is ignored belongs to it, or reads it"
+ZEROS = "single weights of it are held at zero", "a layer with weights held at zero belongs to it, or reads it"
+"""Why what is not to be touched stays, and what belongs to it."""
 USED_WHOLE = "a tensor of it is used as a whole"
 UNREAD = "no layer reads what it makes"
 TIED = "it is tied to a layer that stays"
 LAYERS = (_ConvNd, nn.Linear)
+NO_LAYERS = (nn.LayerNorm, nn.RMSNorm, nn.ParameterList, nn.ParameterDict)
 COMPUTED = "its weights are computed before each use"
 BUFFER = "its weight is a buffer, which nothing trains"
 UNREACHED = "the example does not reach it"
@@ -169,13 +173,15 @@ def build(
     found = trace(model, example_input)
     if not (found.operations or found.work):
         raise GrowpruneError("the model has no convolution or linear layer that its forward uses")
-    untouched = ignored(model, ignore)
+    untouched = dict.fromkeys(ignored(model, ignore), IGNORED)
     if not found.operations:  # only such as nothing cuts
         made = Groups((), (), {}, {}, {}, {}, (), granularity)
     elif granularity == "weight":
         made = weights(model, found, untouched)
     else:
-        made = filters(found, coupled, untouched, stem)
+        zeros = {id(m._parameters[name]) for m in model.modules() for name, _ in held(m)}
+        whole = dict.fromkeys((name for name, t in tensors(model).items() if id(t) in zeros), ZEROS)
+        made = filters(found, coupled, whole | untouched, stem)
     return replace(made, stays=others(model, found) | neither(model, found, made) | made.stays)
 
 
@@ -203,7 +209,7 @@ def neither(model: nn.Module, found: Trace, made: Groups) -> dict[str, str]:
     names, result = {id(t): name for name, t in tensors(model).items()}, {}
     for path, module in model.named_modules():
         own = [names[id(p)] for p in module.parameters(recurse=False) if p.dim() > 1]
-        ours = type(module).__module__.startswith("torch.nn.") and not isinstance(module, LAYERS)
+        ours = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, (*LAYERS, *NO_LAYERS))
         if own and ours and known.isdisjoint(own):
             result[path or own[0]] = NEITHER
     return result
@@ -273,7 +279,7 @@ def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:
 # -- filters -------------------------------------------------------------------------------------------------------
 
 
-def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -> Groups:
+def filters(found: Trace, coupled: bool, untouched: Mapping[str, tuple[str, str]], with_stem: bool) -> Groups:
     """Every class of tied channels that some layer makes is a unit, unless a rule above keeps it."""
     classes = found.components()
     stays = torch.zeros(found.count, dtype=torch.bool)
@@ -281,7 +287,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
     for (tensor, _), labels in found.labels.items():
         if tensor in untouched or tensor in found.pinned:
             stays[classes[labels]] = True
-            found.fixed.append((labels, NEAR_IGNORED if tensor in untouched else USED_WHOLE))
+            found.fixed.append((labels, untouched[tensor][1] if tensor in untouched else USED_WHOLE))
     read = torch.zeros(found.count, dtype=torch.bool)
     for key in found.read:
         read[classes[found.labels[key]]] = True
@@ -309,7 +315,7 @@ def filters(found: Trace, coupled: bool, untouched: set[str], with_stem: bool) -
                 told = reasons[labels]
                 softer = why_by_choice(held_back=len(own) > 0, tied=bool(tied[every].any()))
                 why = found.fixed[int(told[0])][1] if bool((told >= 0).all()) else softer
-                whole[layer_name(tensor)] = IGNORED if tensor in untouched else why
+                whole[layer_name(tensor)] = untouched[tensor][0] if tensor in untouched else why
             continue
         unit_of[own] = torch.arange(start, start + len(own))
         stage = 1 if stem and not alone else stages[tensor]
@@ -396,7 +402,7 @@ def stage_of_layers(found: Trace, classes: Tensor) -> dict[str, int | None]:
 # -- single weights ------------------------------------------------------------------------------------------------
 
 
-def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
+def weights(model: nn.Module, found: Trace, untouched: Mapping[str, tuple[str, str]]) -> Groups:
     """Every weight of every convolution and linear layer is a unit, if it is a parameter."""
     own = dict(model.named_parameters())
     stages = stage_of_layers(found, found.components())
@@ -406,7 +412,7 @@ def weights(model: nn.Module, found: Trace, untouched: set[str]) -> Groups:
     start = 0
     for index, (tensor, stem) in enumerate(first_uses(found)):
         if tensor in untouched or tensor not in own:
-            whole[layer_name(tensor)] = IGNORED if tensor in untouched else BUFFER
+            whole[layer_name(tensor)] = untouched[tensor][0] if tensor in untouched else BUFFER
             continue
         size = own[tensor].numel()
         layers.append(Layer(layer_name(tensor), start, start + size, index, stages[tensor], stem))

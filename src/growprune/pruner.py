@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from growprune import attached, checks, criteria, groups, proof, separation
+from growprune import attached, checks, criteria, groups, holding, proof, separation
 from growprune import compact as removal
 from growprune import ratios as _ratios
 from growprune.errors import GrowpruneError
@@ -353,7 +353,7 @@ class Pruner:
             removal.hold(self.model, self.groups, self._pruned)
             for each in (optimizer, self._optimizer):
                 if each is not None:
-                    removal.after_any_step(each, (), {})
+                    holding.after_any_step(each, (), {})
             self.detach()
             return self.model
         small = removal.cut(self.model, self.groups, self._pruned)

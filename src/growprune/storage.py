@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from growprune.checks import itself, unwrapped
-from growprune.compact import MASK, held, keep_zero, places, put, refit
+from growprune.compact import places, put, refit
 from growprune.errors import GrowpruneError
 from growprune.groups import owner
+from growprune.holding import MASK, held, keep_zero
 from growprune.running import tensors
 
 KEY = "growprune"
