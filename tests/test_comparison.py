@@ -61,9 +61,9 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path: Path) -> Non
     assert [row[0] for row in rows] == ["GReg-1, ratios 0.5", "GReg-1, ratios 0.7", "one-shot pruning, ratios 0.5"]
     assert rows[0][1:] == (
         "2.50×", "60.0 %", "93.00", "92.50 ± 0.00 (2)", "60.25 ± 0.00 (2)",
-        "90.25 ± 0.25 (2)", "91.00 ± 0.00 (2)", "−2.75",
+        "90.25 ± 0.25 (2)", "−2.75", "91.00 ± 0.00 (2)",
     )  # fmt: skip
-    assert rows[1][-3:] == ("89.00", "91.00", "−4.00")
+    assert rows[1][-3:] == ("89.00", "−4.00", "91.00")
     assert rows[2][-3] == "87.50 ± 0.50 (2)", "of what is pushed one-shot pruning knows nothing"
 
 
@@ -104,7 +104,7 @@ def test_a_row_is_named_even_if_nothing_sets_it_apart(tmp_path: Path) -> None:
 def test_an_option_that_only_some_have_is_told_where_these_differ_in_it(tmp_path: Path) -> None:
     ways = [{"ku": 1}, {"schedule": "oneshot"}, {"ku": 2}, {"schedule": "greg2", "gamma": 0.1}, {"schedule": "greg2"}]
     labels = [row[0] for row in table(*(folder(tmp_path / str(i), 90.0, **way) for i, way in enumerate(ways)))[1:]]
-    assert labels == ["GReg-1, ku 1", "one-shot pruning", "GReg-1, ku 2", "GReg-2, gamma 0.1", "GReg-2"]
+    assert labels == ["GReg-1, ku 1", "GReg-1, ku 2", "one-shot pruning", "GReg-2, gamma 0.1", "GReg-2"]
 
 
 def test_networks_trained_with_other_seeds_are_one_row_too(tmp_path: Path) -> None:
@@ -157,8 +157,90 @@ def test_one_that_is_not_finished_is_named_and_left_out(tmp_path: Path) -> None:
     heard: list[str] = []
     assert [run.name for run in collected([done, begun, begun / ".." / "done"], heard.append)] == [str(done)]
     assert heard == [f"{begun}: not finished, left out; go on with: growprune resume {begun}"]
-    with pytest.raises(GrowpruneError, match="none of these runs is finished"):
+    with pytest.raises(GrowpruneError, match="none of these is a finished run"):
         collected([begun], heard.append)
+
+
+def test_what_is_no_run_is_left_out_beside_others(tmp_path: Path) -> None:
+    """As base networks' files beside those of runs, or the folder of a demo."""
+    run, file, demo = folder(tmp_path / "run", 90.0), tmp_path / "base.json", tmp_path / "demo"
+    file.write_text('{"accuracy": 93.0}')
+    demo.mkdir()
+    (demo / "config.json").write_text('{"command": "demo"}')
+    heard: list[str] = []
+    found = collected([file, run / "result.json", demo, tmp_path], heard.append)
+    assert [each.name for each in found] == [str(run)]
+    assert [line.split(": ")[0] for line in heard] == [str(file), str(demo), str(tmp_path)]
+    assert all(line.endswith("; left out") for line in heard)
+
+
+def test_a_seed_counts_once(tmp_path: Path) -> None:
+    """A copy of a run, or the same one done again to the same end, is no second run; another end is."""
+    places = [folder(tmp_path / str(i), final, best=91.0) for i, final in enumerate((90.0, 90.0, 90.5))]
+    (lot,) = beside.lots(collected(places, print))
+    assert (lot.accuracies("final"), lot.repeats) == ([90.0, 90.5], 1)
+    assert "1 of a seed that is there already, with the same outcome, not counted." in beside.remarks([lot])
+
+
+def test_what_all_share_is_one_number_else_their_mean(tmp_path: Path) -> None:
+    places = [folder(tmp_path / str(i), 90.0, seed=i) for i in range(3)]
+    for place, speedup, base in zip(places, (2.5, 2.5, 2.6), (93.0, 93.0, 93.6), strict=True):
+        found = json.loads((place / "result.json").read_text())
+        found["speedup"], found["accuracy"]["base"] = speedup, base
+        (place / "result.json").write_text(json.dumps(found))
+    row = table(*places)[1]
+    assert (row[1], row[3], row[-2]) == ("2.53× ± 0.05 (3)", "93.20 ± 0.28 (3)", "−3.20")
+    row = table(*places[:2])[1]
+    assert (row[1], row[3]) == ("2.50×", "93.00")
+
+
+def test_rows_come_network_by_network_way_by_way_and_by_how_much_goes(tmp_path: Path) -> None:
+    ways = [("vgg19", "greg1", 3.0), ("resnet20", "oneshot", 9.0), ("vgg19", "oneshot", 2.0), ("vgg19", "greg1", 2.0)]
+    places = []
+    for model, schedule, speedup in ways:
+        places.append(folder(tmp_path / f"{len(places)}", 90.0, model=model, schedule=schedule, speedup=speedup))
+        found = json.loads((places[-1] / "result.json").read_text())
+        (places[-1] / "result.json").write_text(json.dumps(found | {"speedup": speedup}))
+    assert [row[0] for row in table(*places)[1:]] == [
+        "vgg19, GReg-1, speed-up 2×",
+        "vgg19, GReg-1, speed-up 3×",
+        "vgg19, one-shot pruning, speed-up 2×",
+        "resnet20, one-shot pruning, speed-up 9×",
+    ]
+
+
+def test_the_remarks_tell_what_all_have_and_where_they_were_made(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"epochs": 3, "ku": 1}
+    places = [folder(tmp_path / way, 90.0, schedule=way, **shared) for way in ("greg1", "oneshot")]
+    said = beside.remarks(beside.lots(collected(places, print)))
+    assert {*said} >= {"All that were pruned: epochs 3.", "All that were pushed: ku 1."}
+    assert not [line for line in said if "different devices" in line]
+    found = json.loads((places[0] / "result.json").read_text())
+    (places[0] / "result.json").write_text(json.dumps(found | {"environment": None}))
+    assert "The runs were made on different devices: ?, here." in beside.remarks(beside.lots(collected(places, print)))
+
+
+def test_a_page_ends_in_html(tmp_path: Path) -> None:
+    """So that a glob after --out costs no result."""
+    run = folder(tmp_path / "run", 90.0)
+    before = (run / "result.json").read_bytes()
+    code, out, err = growprune_says("report", "--out", run / "result.json", run, run)
+    assert (code, out, err.endswith("must end in .html\n")) == (2, "", True)
+    assert (run / "result.json").read_bytes() == before
+
+
+def test_notes_and_names_may_hold_anything(tmp_path: Path) -> None:
+    run = folder(tmp_path / "a$b$c", 90.0, (80.0, 85.0, 90.0), model="my.$nets$:one")
+    with (run / "metrics.jsonl").open("a") as notes:
+        notes.write('{"stage": "finetune", "accuracy": "much", "epoch": 4}\n{"stage": "finetune", "accuracy": 5}\n')
+    (lot,) = beside.lots(collected([run], print))
+    assert len(lot.runs[0].course) == 3
+    assert list(beside.figures([lot])) == ["speedup", "courses"]
+    for bad in ({"accuracy": {"final": "90"}}, {"base": "x"}, {"speedup": "2"}):
+        found = json.loads((run / "result.json").read_text())
+        (tmp_path / "bad.json").write_text(json.dumps({**found, "config": {}, **bad}))
+        with pytest.raises(GrowpruneError, match="no run's result"):
+            read(tmp_path / "bad.json")
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -206,7 +288,7 @@ def test_the_command_prints_a_table_and_leaves_a_page(tmp_path: Path) -> None:
     assert [row["label"] for row in found["rows"]] == [f"GReg-1, ratios {r}" for r in (0.5, 0.8)] + [
         "one-shot pruning, ratios 0.5"
     ]
-    assert found["rows"][1]["accuracy"]["final"] == [80.0]
+    assert found["rows"][1]["accuracy"]["final"] == {"mean": 80.0, "deviation": 0.0, "runs": [80.0]}
     assert found["runs"][str(places[0])]["config"]["ratios"] == "0.5"
 
 
@@ -279,5 +361,5 @@ def test_files_of_reproduce_are_runs_too(tmp_path: Path) -> None:
         3,
         3,
     )
-    assert f"{statistics.mean(once['accuracy']['final']):.2f}" == "87.48"
-    assert f"{statistics.mean(greg['accuracy']['final']):.2f}" == "88.93"
+    assert f"{once['accuracy']['final']['mean']:.2f}" == "87.48"
+    assert f"{greg['accuracy']['final']['mean']:.2f}" == "88.93"

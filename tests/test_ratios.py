@@ -395,8 +395,13 @@ def test_global_leaves_multiples_and_never_less_than_is_spared(
     with torch.no_grad():
         net.get_submodule("layer3.0.conv1").weight.mul_(1.0 if loud else 1e-3)
     spec = gp.Global(asked, at_most)
-    plain, pruner = plan(spec, net).masks(), plan(spec, net, multiple=multiple)
-    for name, mask in pruner.masks().items():
+    plain = plan(spec, net).masks()
+    least = {name: spec.spared(len(mask), "filter") for name, mask in plain.items()}
+    kept = {name: nearest_whole(int(mask.sum()), len(mask), multiple, least[name]) for name, mask in plain.items()}
+    if kept == {name: len(mask) for name, mask in plain.items()}:
+        refused(lambda: plan(spec, net, multiple=multiple), "multiple", str(multiple))
+        return
+    for name, mask in plan(spec, net, multiple=multiple).masks().items():
         stays = nearest_whole(int(plain[name].sum()), len(mask), multiple, spec.spared(len(mask), "filter"))
         assert int(mask.sum()) == stays
         score = net.get_submodule(name).weight.detach().abs().sum((1, 2, 3))
@@ -416,6 +421,20 @@ def test_a_speed_up_in_multiples() -> None:
     narrow = chain(16, 16, 16)
     refused(lambda: plan(gp.Speedup(1.2), narrow, INPUT, multiple=8), "multiples of 8", "nearest is 1.")
     assert plan(gp.Speedup(1.2), chain(30, 30, 30), INPUT).counts is not None
+
+
+@pytest.mark.parametrize("multiple", [16, 6])
+@pytest.mark.parametrize("schedule", [gp.OneShot(), gp.GReg2()])
+def test_global_in_multiples_that_leave_nothing_to_prune_is_refused(multiple: int, schedule: gp.Schedule) -> None:
+    net = chain(6, 6, 6)
+    refused(
+        lambda: gp.Pruner(net, INPUT, schedule, ratios=gp.Global(0.3), multiple=multiple), "multiple", str(multiple)
+    )
+
+
+def test_global_that_rounding_leaves_whole_is_refused() -> None:
+    refused(lambda: plan(gp.Global(0.05), chain(16, 16, 16), INPUT, multiple=8), "multiple", "8")
+    assert plan(gp.Global(0.0), chain(16, 16, 16), INPUT, multiple=8).masks()
 
 
 @pytest.mark.parametrize("multiple", [0, -8, 8.0, True, "8", None])

@@ -217,7 +217,7 @@ def report(
         list[Path], typer.Argument(metavar="RUN", help="Folders of finished runs, or files that reproduce has kept.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page. [comparison.html; of one run its own report.html]")
+        Path | None, typer.Option(metavar="FILE", help="The page, .html. [comparison.html; of one run its report.html]")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -230,6 +230,8 @@ def report(
     from growprune.report import runs as beside
     from growprune.storage import write_whole
 
+    if out is not None and out.suffix != ".html":
+        raise GrowpruneError(f"--out: '{out}' must end in .html")
     if len(runs) == 1 and runs[0].is_dir():
         result, page, table = alone(runs[0])
         place = out or runs[0] / "report.html"

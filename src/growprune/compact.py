@@ -266,6 +266,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
 
     A batch is an input as the example is (a tensor, or a dict of them), or begins with one, as (input, target) does.
     """
+    if not isinstance(batches, Iterable):
+        raise GrowpruneError(f"compact: calibrate= takes batches to go through, not {batches!r}")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:

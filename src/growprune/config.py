@@ -24,7 +24,7 @@ THREADS = "CPU threads; 0: OMP_NUM_THREADS, else all cores, beside a GPU one."
 STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's name, as ResNet50_Weights.IMAGENET1K_V1."
 MULTIPLE = "Filters that stay in a layer that loses some come in multiples of this."
 PRECISIONS = "Of the training step (fp32 may round to TF32, ieee does not; auto is the faster of bf16 and fp32)"
-CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100}
+CLASSES: dict[str, int] = {"digits": 10, "cifar10": 10, "cifar100": 100}
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 """Of the sets that have a name, as far as one must know before they are read."""
 

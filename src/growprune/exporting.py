@@ -130,7 +130,8 @@ def destination(asked: Export, weights: str) -> Path:
         raise GrowpruneError(f"--out: {file.parent} may not be written to; name a file elsewhere")
     if file.is_dir():
         raise GrowpruneError(f"--out: {file} is a folder; name a file")
-    if os.path.lexists(file) and asked.out is not None and not asked.replace:
+    own = (Path(weights) / CONFIG).is_file() and file.resolve() == (Path(weights) / DEFAULT).resolve()
+    if os.path.lexists(file) and not own and not asked.replace:
         raise GrowpruneError(f"--out: {file} is there already; name another file, or add --replace")
     return file
 

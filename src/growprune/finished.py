@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from growprune.config import KINDS, Config, Train, folder
 from growprune.errors import GrowpruneError
-from growprune.run import RESULT, read_config, read_json, read_notes
+from growprune.run import CONFIG, RESULT, read_config, read_json, read_notes
+from growprune.schedule import is_number
 
 APART = ("seed", "device", "threads", "layout", "compile", "kernels", "deterministic", "eval_every", *Config.HARMLESS)
 """Options that runs of one kind may differ in: chance, and where and how fast they are computed."""
@@ -49,24 +50,33 @@ class Ran:
         return {each.name: each.default for each in fields(kind)} if kind else {}
 
 
-def collected(places: Iterable[Path], say: Callable[[str], None]) -> list[Ran]:
-    """These runs, each once; those that are not finished are named, and refused if there are no others."""
+def collected(places: Sequence[Path], say: Callable[[str], None]) -> list[Ran]:
+    """These runs, each once. What is not finished, or no run, is named and left out; alone it is refused."""
     found, seen = [], set()
     for place in places:
         if place.resolve() in seen:
             continue
         seen.add(place.resolve())
-        if (run := read(place)) is None:
+        try:
+            run = read(place)
+        except GrowpruneError as error:
+            if not places[1:]:
+                raise
+            say(f"{error}; left out")
+            continue
+        if run is None:
             say(f"{place}: not finished, left out; go on with: growprune resume {place}")
         else:
             found.append(run)
     if not found:
-        raise GrowpruneError("report: none of these runs is finished")
+        raise GrowpruneError("report: none of these is a finished run")
     return found
 
 
 def read(place: Path) -> Ran | None:
     """A run; None if it is not finished."""
+    if place.is_file() and place.name == RESULT and (place.parent / CONFIG).is_file():
+        place = place.parent
     if place.is_file():
         found = whole(place)
         return Ran(place.stem, found["config"], found, tuple(enumerate(found.get("course") or (), 1)))
@@ -75,15 +85,19 @@ def read(place: Path) -> Ran | None:
         raise GrowpruneError(f"{place}: a demo's folder, whose own report.html compares its ways of pruning")
     if not (place / RESULT).is_file():
         return None
-    ends = [note for note in read_notes(place) if note.get("stage") == "finetune" and note.get("accuracy") is not None]
-    course = tuple((note["epoch"], note["accuracy"]) for note in ends)
-    return Ran(str(place), config, whole(place / RESULT, {"config": config}), course)
+    ends = [note for note in read_notes(place) if note.get("stage") == "finetune"]
+    course: list[tuple[Any, Any]] = [(note.get("epoch"), note.get("accuracy")) for note in ends]
+    numbers = tuple((epoch, value) for epoch, value in course if is_number(epoch) and is_number(value))
+    return Ran(str(place), config, whole(place / RESULT, {"config": config}), numbers)
 
 
 def whole(file: Path, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A result that says what is compared."""
     found = read_json(file) | dict(more or {})
-    kinds: dict[str, Any] = {"config": dict, "accuracy": dict, "speedup": (int, float), "sparsity": (int, float)}
-    if any(not isinstance(found.get(key), kind) for key, kind in kinds.items()) or "final" not in found["accuracy"]:
-        raise GrowpruneError(f"{file}: no run's result; give folders of runs, or files that reproduce has kept")
+    accuracy = found.get("accuracy")
+    kinds: dict[str, Any] = {"config": dict, "accuracy": dict, "base": (dict, type(None))}
+    shaped = all(isinstance(found.get(key), kind) for key, kind in kinds.items()) and "final" in (accuracy or {})
+    numbers = [*(accuracy or {}).values(), found.get("speedup"), found.get("sparsity")] if shaped else []
+    if not shaped or not all(value is None or is_number(value) for value in numbers):
+        raise GrowpruneError(f"{file}: no run's result; give folders of runs, or files of runs that reproduce has kept")
     return found

@@ -277,6 +277,8 @@ class Pruner:
         if isinstance(self.spec, _ratios.Global):
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
             self._pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio, self.multiple))
+            if self.multiple > 1 and self.spec.ratio > 0 and not bool(self._pruned.any()):
+                raise _ratios.unmoved(self.multiple)
         else:
             self._pruned.copy_(criteria.least(scores, dict(zip(self.groups.layers, self.counts or (), strict=True))))
         self._picked = True

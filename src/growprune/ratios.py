@@ -238,17 +238,24 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
             f"'{groups.layers[0].name}': give ratios by name"
         )
     if isinstance(spec, Global):
+        if spec.ratio > 0 and multiple > 1 and all(layer.size <= multiple for layer in groups.layers):
+            raise unmoved(multiple)  # whatever the scores will be
         return None
     if isinstance(spec, Speedup):
         return solve(spec, groups, sizes, multiple)
     wanted = [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
     found = [rounded(lost, layer.size, multiple) for lost, layer in zip(wanted, groups.layers, strict=True)]
     if any(wanted) and not any(found):
-        raise GrowpruneError(
-            f"multiple: no layer loses any filter if a multiple of {multiple} has to stay: give a smaller one, "
-            "or a larger ratio"
-        )
+        raise unmoved(multiple)
     return found
+
+
+def unmoved(multiple: int) -> GrowpruneError:
+    """What rounding to multiples leaves of a plan: nothing."""
+    return GrowpruneError(
+        f"multiple: no layer loses any filter if a multiple of {multiple} has to stay: give a smaller one, or a larger "
+        "ratio"
+    )
 
 
 def why_none(stays: Mapping[str, str]) -> str:
@@ -393,7 +400,7 @@ def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size], multip
     reached = full / cost(lost(best))
     if abs(reached / spec.times - 1) > 0.01:
         whole = f" in multiples of {multiple}" if multiple > 1 else ""
-        why = why_none(groups.stays) if best == len(queue) else ""
+        why = why_none(groups.stays) if best == len(queue) and multiple == 1 else ""
         raise GrowpruneError(
             f"ratios: no ratio gives {spec.times:g}x within 1 %{whole}: the nearest is {reached:.2f}x{why}"
         )

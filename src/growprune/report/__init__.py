@@ -182,7 +182,8 @@ h1 { font-size: 1.6rem } table { border-collapse: collapse; margin: 1.2rem 0 }
 th, td { padding: .3rem .9rem; text-align: right; border-bottom: 1px solid #e5e5e5 }
 th:first-child, td:first-child { text-align: left; padding-left: 0 } th { border-color: #888 }
 .facts th, .facts td { text-align: left; vertical-align: top; overflow-wrap: anywhere } h2 { font-size: 1.2rem }
-.runs td:not(:first-child) { white-space: nowrap } .runs td, .runs th { padding-right: .4rem; padding-left: .4rem }
+.runs { display: block; overflow-x: auto } .runs td:not(:first-child) { white-space: nowrap }
+.runs td:first-child { min-width: 14rem } .runs td, .runs th { padding-right: .4rem; padding-left: .4rem }
 .lead { font-size: 1.1rem } code { background: #f3f3f3; padding: .1rem .3rem; border-radius: 3px }
 figure { margin: 2rem 0 } img { max-width: 100%; height: auto } figcaption, footer { color: #666; font-size: .9rem }
 """

@@ -27,13 +27,18 @@ class Panel:
     ours: Mapping[str, Sequence[Point | None]]
 
 
+def plain(text: str) -> str:
+    """As it is, in lines of bearable length: matplotlib takes what stands between two dollars for mathematics."""
+    return fill(text, WIDTH).replace("$", r"\$")
+
+
 def chart(panels: Sequence[Panel]) -> bytes:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     from growprune.report.figures import METHOD_COLOURS, bare, canvas, png
 
     looks = [(colour, marker) for marker in MARKERS for colour in METHOD_COLOURS]
-    named = [[fill(label, WIDTH) for label in (*panel.theirs, *panel.ours)] for panel in panels]
+    named = [[plain(label) for label in (*panel.theirs, *panel.ours)] for panel in panels]
     beneath = 0.2 * max(sum(label.count("\n") + 1 for label in labels) for labels in named)
     below = max(map(len, named)) > MOST
     figure = canvas(5.2 * len(panels), 4.2 + beneath * below)
@@ -44,9 +49,8 @@ def chart(panels: Sequence[Panel]) -> bytes:
             for (label, points), (colour, marker) in zip(lines.items(), cycle(looks), strict=False):
                 x, y, spread = zip(*(each or NONE for each in points), strict=True)
                 width = [math.nan if each is None else each for each in spread]
-                named_so = fill(label, WIDTH)
                 axes.errorbar(
-                    x, y, width, label=named_so, color=colour, capsize=2, marker=marker, markersize=5, **style
+                    x, y, width, label=plain(label), color=colour, capsize=2, marker=marker, markersize=5, **style
                 )
         axes.set(xlabel="speed-up", ylabel="accuracy on the test set (%)", xscale="log")
         axes.xaxis.set_major_locator(LogLocator(base=2, subs=(1, 1.5)))
@@ -54,7 +58,11 @@ def chart(panels: Sequence[Panel]) -> bytes:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.grid(axis="y", color="#e5e5e5", lw=0.7)
-        axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold")
+        every = (*panel.theirs.values(), *panel.ours.values())
+        at = [point[0] for points in every for point in points if point is not None]
+        if at and max(at) < 1.5 * min(at):
+            axes.set_xlim(min(at) / 1.5, max(at) * 1.5)
+        axes.set_title(plain(panel.title), loc="left", fontsize=11, fontweight="bold")
         legend.legend(
             *axes.get_legend_handles_labels(), frameon=False, fontsize=9, loc=f"{'upper' if below else 'lower'} left"
         )

@@ -323,7 +323,8 @@ def courses(lines: Mapping[str, Sequence[Point]]) -> bytes:
     axes = figure.subplots()
     for place, (label, found) in enumerate(lines.items()):
         style = ("-", "--", ":", "-.")[place // len(METHOD_COLOURS) % 4]
-        line(axes, found, METHOD_COLOURS[place % len(METHOD_COLOURS)], 1.6, label=label, linestyle=style)
+        colour, shown = METHOD_COLOURS[place % len(METHOD_COLOURS)], label.replace("$", r"\$")
+        line(axes, found, colour, 1.6, label=shown, linestyle=style)
     axes.set(xlabel="epochs of fine-tuning", ylabel="accuracy on the test set (%)")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.grid(axis="y", color="#e5e5e5", lw=0.7)

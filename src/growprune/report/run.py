@@ -25,7 +25,7 @@ CAPTIONS = {
     "layer, cut off at a millionth.",
     "widths": "Filters of each layer, before and after.",
 }
-PHASES = "The shading is the run's phases; where units are removed, accuracy falls straight down by what removal costs."
+PHASES = "The shading is the run's phases; where units are removed, a vertical line is what that costs."
 HEADS = {
     "ms": "ms a step",
     "kernels": "layers with own kernels",

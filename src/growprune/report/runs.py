@@ -41,6 +41,7 @@ class Lot:
 
     runs: list[Ran]
     label: str
+    repeats: int = 0  # of a seed, with the very same outcome: not counted again
 
     def values(self, which: Callable[[Mapping[str, Any]], float | None]) -> list[float]:
         found = (which(run.result) for run in self.runs)
@@ -55,16 +56,31 @@ class Lot:
 
 
 def lots(runs: Iterable[Ran]) -> list[Lot]:
-    """The rows, each named by what sets it apart from the others."""
+    """The rows, each named by what sets it apart from the others; network by network, way by way, as they come."""
     found: dict[str, list[Ran]] = {}
     for run in runs:
         found.setdefault(repr(sorted(run.options.items())), []).append(run)
+    found = in_order(found)
     telling = apart([each[0] for each in found.values()])
     named = [said(each[0], telling) for each in found.values()]
-    return [
-        Lot(each, label or ("as usual" if any(named) else each[0].name))
-        for each, label in zip(found.values(), named, strict=True)
-    ]
+    result = []
+    for each, label in zip(found.values(), named, strict=True):
+        own = {repr([run.config.get("seed"), run.result["accuracy"]]): run for run in reversed(each)}
+        runs = [run for run in each if run in own.values()]
+        result.append(Lot(runs, label or ("as usual" if any(named) else runs[0].name), len(each) - len(runs)))
+    return result
+
+
+def in_order(found: Mapping[str, list[Ran]]) -> dict[str, list[Ran]]:
+    """Rows by network and set, then by schedule, each as they come first; then by how much goes."""
+    firsts = [each[0].options for each in found.values()]
+    places = [[repr([o.get(key) for key in keys]) for o in firsts] for keys in (("model", "data"), ("schedule",))]
+
+    def place(number: int, key: str) -> tuple[int, int, float]:
+        return (*(known.index(known[number]) for known in places), found[key][0].result.get("speedup") or 0.0)  # type: ignore[return-value]
+
+    keys = [key for _, key in sorted(enumerate(found), key=lambda each: place(*each))]
+    return {key: found[key] for key in keys}
 
 
 def apart(runs: Sequence[Ran], but: Sequence[str] = ()) -> list[str]:
@@ -102,7 +118,8 @@ def said(run: Ran, keys: Iterable[str]) -> str:
         elif isinstance(value, bool):
             words.append(key.replace("_", " ") if value else f"no {key.replace('_', ' ')}")
         else:
-            words.append(WORDS.get(key, f"{key.replace('_', ' ')} {{}}").format(value))
+            shown = f"{value:g}" if isinstance(value, float) else value
+            words.append(WORDS.get(key, f"{key.replace('_', ' ')} {{}}").format(shown))
     return ", ".join(words)
 
 
@@ -127,23 +144,26 @@ def rows(found: Sequence[Lot]) -> list[tuple[str, ...]]:
     """The table, its head first; columns in which nobody has anything are left out."""
     smaller = any(lot.runs[0].config.get("granularity") == "weight" for lot in found)
     head = ["", "fewer MACs", "weights gone or zero" if smaller else "parameters gone"]
-    head += [ACCURACIES[key] for key in ACCURACIES] + ["against base"]
+    head += [*(ACCURACIES[key] for key in LAST), "against base", "best"]
     table = [head]
     for lot in found:
         macs = [value for value in lot.values(lambda result: result.get("speedup")) if lot.pruned]
         gone = [100 * value for value in lot.values(lambda result: result.get("sparsity")) if lot.pruned]
-        row = [lot.label, mean(sorted(set(macs)), unit="×"), percent(statistics.mean(gone)) if gone else ""]
-        row += [mean(same(lot.accuracies(key), key)) for key in ACCURACIES]
+        row = [lot.label, mean(same(macs), unit="×"), percent(statistics.mean(gone)) if gone else ""]
         base, final = lot.accuracies("base"), lot.accuracies("final")
+        row += [mean(same(base)), *(mean(lot.accuracies(key)) for key in LAST[1:])]
         row.append(signed(statistics.mean(final) - statistics.mean(base), 2) if base and final else "")
-        table.append(row)
+        table.append([*row, mean(lot.accuracies("best"))])
     filled = [column for column in range(len(head)) if column == 0 or any(row[column] for row in table[1:])]
     return [tuple(row[column] for column in filled) for row in table]
 
 
-def same(values: list[float], key: str) -> list[float]:
-    """Runs that began from one network have one accuracy of it."""
-    return sorted(set(values)) if key == "base" else values
+LAST = ("base", "before_removal", "after_removal", "final")
+
+
+def same(values: list[float]) -> list[float]:
+    """What all runs of a row have in common is one number."""
+    return values if len(set(values)) > 1 else values[:1]
 
 
 def shared(found: Sequence[Lot]) -> str:
@@ -157,19 +177,28 @@ def shared(found: Sequence[Lot]) -> str:
 def title(found: Sequence[Lot]) -> str:
     number = sum(len(lot.runs) for lot in found)
     common = shared(found)
-    return f"{number} runs" + (f": {common}" if common else "")
+    return f"{number} run{'s' * (number != 1)}" + (f": {common}" if common else "")
 
 
 def remarks(found: Sequence[Lot]) -> list[str]:
     runs = [run for lot in found for run in lot.runs]
-    told = [
-        "Accuracy on the test images, in percent; 'best on the way' is picked on those same images: compare the last."
-    ]
+    told = ["Accuracy on the test images, in percent; 'best' is picked on those same images: compare the last epoch's."]
     if any(lot.runs[1:] for lot in found):
-        told.append("±: the standard deviation over the runs of a row, and in brackets how many there are.")
-    if (pruned := [run for run in runs if "schedule" in run.options]) and (common := said(pruned[0], alike(pruned))):
-        told.append(f"All that were pruned: {common}.")
-    places = sorted({run.result.get("environment", {}).get("device_name", "?") for run in runs})
+        told.append("±: the standard deviation over the runs of a row (divided by n); in brackets how many they are.")
+    if repeats := sum(lot.repeats for lot in found):
+        told.append(f"{repeats} of a seed that is there already, with the same outcome, not counted.")
+    if found[1:]:
+        told.append("What a row does not name is as usual, or as in all.")
+    pruned = [run for run in runs if "schedule" in run.options]
+    pushed = [run for run in pruned if run.options["schedule"] != "oneshot"]
+    every = alike(pruned)
+    for who, some, keys in (
+        ("pruned", pruned, every),
+        ("pushed", pushed, [k for k in alike(pushed) if k not in every]),
+    ):
+        if some and (common := said(some[0], keys)):
+            told.append(f"All that were {who}: {common}.")
+    places = sorted({(run.result.get("environment") or {}).get("device_name", "?") for run in runs})
     if len(places) > 1:
         told.append(f"The runs were made on different devices: {', '.join(places)}.")
     return told
@@ -177,10 +206,8 @@ def remarks(found: Sequence[Lot]) -> list[str]:
 
 def alike(runs: Sequence[Ran]) -> list[str]:
     """Options that all of them have, besides those that the title tells."""
-    first = runs[0].options
-    return [
-        key for key in first if key not in FIRST and all(run.options.get(key, first[key]) == first[key] for run in runs)
-    ]
+    first = runs[0].options if runs else {}
+    return [key for key in first if key not in FIRST and all(run.options.get(key, ...) == first[key] for run in runs)]
 
 
 def table(found: Sequence[Lot]) -> RenderableType:
@@ -196,7 +223,11 @@ def to_json(found: Sequence[Lot]) -> dict[str, Any]:
                 "label": lot.label,
                 "runs": [run.name for run in lot.runs],
                 "speedup": statistics.mean(lot.values(lambda result: result["speedup"])),
-                "accuracy": {key: values for key in ACCURACIES if (values := lot.accuracies(key))},
+                "accuracy": {
+                    key: {"mean": statistics.mean(values), "deviation": statistics.pstdev(values), "runs": values}
+                    for key in ACCURACIES
+                    if (values := lot.accuracies(key))
+                },
             }
             for lot in found
         ],
