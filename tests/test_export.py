@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import logging
 import re
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,6 +27,7 @@ from growprune.formats import FORMATS
 from growprune.proof import apart
 from growprune.weights import restore
 from strategies import randomize
+from test_cli import growprune_says
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -295,15 +295,6 @@ def test_several_outputs_keep_their_order(tiny: Export, tmp_path: Path, suffix: 
 # -- a run, by command -----------------------------------------------------------------------------------------------
 
 
-def says(*arguments: object) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of one command."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
-        cli.main([str(each) for each in arguments])
-    assert isinstance(left.value.code, int)
-    return left.value.code, out.getvalue(), err.getvalue()
-
-
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -316,7 +307,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     torch.manual_seed(0)
     gp.save(demo.network(), folder / "first.safetensors")
-    code, _, err = says(
+    code, _, err = growprune_says(
         "prune", "--data", "digits", "--model", demo.MODEL_NAME, "--device", "cpu", "--threads", 1,
         "--weights", folder / "first.safetensors", "--batch", 64, "--lr", 0.05, "--epochs", 2, "--prune-batch", 64,
         "--delta-lambda", 0.25, "--ku", 1, "--ks", 2, "--out", folder / "run", "--json",
@@ -325,9 +316,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_runs_network_goes_into_its_folder_and_tells_pictures_as_well_as_the_run_says(finished: Path) -> None:
+def test_a_runs_network_goes_into_its_folder_and_tells_pictures_as_well_as_the_run_growprune_says(
+    finished: Path,
+) -> None:
     """Given the images as the run normalised them."""
-    code, out, err = says("export", finished, "--json")
+    code, out, err = growprune_says("export", finished, "--json")
     assert (code, err) == (0, "")
     result, ran = json.loads(out), json.loads((finished / "result.json").read_text())
     file = finished / "model.onnx"
@@ -350,7 +343,7 @@ def test_a_demos_folder_is_a_run_and_its_own_file_is_replaced(finished: Path, tm
     (tmp_path / "config.json").write_text(json.dumps({"command": "demo", "seed": 0}))
     (tmp_path / "model.onnx").write_bytes(b"of another time")
     with chdir(tmp_path.parent):
-        code, out, err = says("export", tmp_path.name)
+        code, out, err = growprune_says("export", tmp_path.name)
     assert (code, err) == (0, "")
     found, ran = facts(tmp_path / "model.onnx"), json.loads((finished / "result.json").read_text())
     assert (found["model"], found["normalization"]) == (demo.MODEL_NAME, ran["normalization"])
@@ -372,7 +365,7 @@ def test_a_raw_file_normalises_pixels_as_the_trainer_does(tiny: Export, tmp_path
     (tmp_path / "model.safetensors").write_bytes(Path(tiny.weights or "").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({"command": "train", "model": tiny.model, "data": "pets"}))
     (tmp_path / "result.json").write_text(json.dumps({"shape": [3, 8, 8], "classes": 4, "normalization": scale}))
-    code, out, err = says("export", tmp_path, "--raw", "--out", tmp_path / f"raw{suffix}", "--json")
+    code, out, err = growprune_says("export", tmp_path, "--raw", "--out", tmp_path / f"raw{suffix}", "--json")
     assert (code, err) == (0, "")
     result = json.loads(out)
     assert (result["type"], result["raw"], result["normalization"]) == ("uint8", True, scale)
@@ -438,7 +431,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
         for each in files:
             (tmp_path / name / each).write_bytes((finished / each).read_bytes())
     before = {path: path.read_bytes() if path.is_file() else None for path in tmp_path.rglob("*")}
-    code, out, err = says("export", *(tiny.model if word == "M" else word for word in arguments.split()))
+    code, out, err = growprune_says("export", *(tiny.model if word == "M" else word for word in arguments.split()))
     assert (code, out) == (2, "")
     assert re.fullmatch(r"growprune: [^\n]+\n", err)
     assert said in err
@@ -488,7 +481,7 @@ def test_without_a_runtime_the_file_is_checked_and_said_not_to_have_run(
     monkeypatch.setitem(FORMATS, ".onnx", ready)
     order = replace(prepared(place, "weights"), out=str(tmp_path / "net.onnx"))
     asked = ("--model", order.model, "--weights", order.weights, "--input", order.input, "--out", order.out)
-    code, out, err = says("export", *asked)
+    code, out, err = growprune_says("export", *asked)
     assert (code, err) == (0, "")
     assert out.endswith("\nwritten, not run: pip install onnxruntime\n")
     assert (tmp_path / "net.onnx").read_bytes() == file.read_bytes()
@@ -617,7 +610,7 @@ def test_every_batch_counts(tiny: Export, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_network_that_always_says_the_same_proves_nothing(tiny: Export, tmp_path: Path) -> None:
     """As one whose head is still all zeros; that is said, and no difference is claimed."""
     order = replace(tiny, model="test_export:Same", out=str(tmp_path / "net.pt2"))
-    code, out, err = says(
+    code, out, err = growprune_says(
         "export", "--model", order.model, "--weights", order.weights, "--input", order.input, "--out", order.out
     )
     assert (code, err) == (0, "")
