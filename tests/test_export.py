@@ -316,7 +316,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_a_runs_network_goes_into_its_folder_and_tells_pictures_as_well_as_the_run_growprune_says(
+def test_a_runs_network_goes_into_its_folder_and_tells_pictures_as_well_as_the_run_says(
     finished: Path,
 ) -> None:
     """Given the images as the run normalised them."""
