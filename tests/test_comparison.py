@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
+from growprune import report
 from growprune.config import Prune, Train
 from growprune.errors import GrowpruneError
 from growprune.finished import Ran, collected, read
@@ -146,7 +147,7 @@ def test_means_and_deviations(values: list[float]) -> None:
     runs = [Ran(str(i), {"seed": i}, {"accuracy": {"final": v}, "speedup": 1}) for i, v in enumerate(values)]
     (lot,) = beside.lots(runs)
     assert lot.accuracies("final") == values
-    said = beside.mean(values)
+    said = report.mean(values)
     assert said.startswith(f"{statistics.mean(values):.2f}")
     assert ("±" in said) == (len(values) > 1)
     assert len(values) == 1 or said.endswith(f" ± {statistics.pstdev(values):.2f} ({len(values)})")

@@ -22,6 +22,7 @@ from typing import Any
 from growprune.config import Config, differences
 from growprune.errors import GrowpruneError
 from growprune.paper.setting import Base, Scale, Setting, called
+from growprune.report import mean
 from growprune.run import CONFIG, MODEL, RESULT, read_json, read_notes
 from growprune.storage import write_whole
 from growprune.weights import digest
@@ -192,9 +193,7 @@ class Found:
         >>> Found(()).text(), Found(({"accuracy": {"final": 93.0}}, {"accuracy": {"final": 93.2}})).text()
         ('not run', '93.10 ± 0.10 (2)')
         """
-        if not self.runs:
-            return "not run"
-        return f"{self.mean(which):.2f}" + (f" ± {self.spread(which):.2f} ({len(self.runs)})" if self.runs[1:] else "")
+        return mean(self.values(which)) or "not run"
 
 
 def slim(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,18 @@ def amount(result: Mapping[str, Any]) -> str:
     said = f"speed-up {times[1]}×{times[2] or ''}" if times else f"ratios {result['ratios']}"
     multiple = result.get("multiple") or 1
     return f"{said} in multiples of {multiple}" if multiple > 1 else said
+
+
+def mean(values: Sequence[float], digits: int = 2, unit: str = "") -> str:
+    """The mean, and of several their deviation (divided by n) and how many they are.
+
+    >>> mean([93.0]), mean([93.0, 93.2]), mean([2.5], 2, "×"), mean([])
+    ('93.00', '93.10 ± 0.10 (2)', '2.50×', '')
+    """
+    if not values:
+        return ""
+    spread = f" ± {statistics.pstdev(values):.{digits}f} ({len(values)})" if values[1:] else ""
+    return f"{statistics.mean(values):.{digits}f}{unit}{spread}"
 
 
 def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:

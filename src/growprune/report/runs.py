@@ -16,7 +16,7 @@ from rich.text import Text
 
 from growprune.config import AMOUNTS
 from growprune.finished import Ran
-from growprune.report import ACCURACIES, Fitted, document, html_figure, html_table
+from growprune.report import ACCURACIES, Fitted, document, html_figure, html_table, mean
 from growprune.report.chart import Panel, Point, chart
 from growprune.report.run import METHODS, percent, signed
 
@@ -127,17 +127,6 @@ KIND = {"greg1": "GReg1", "greg2": "GReg2", "oneshot": "OneShot"}
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
-
-
-def mean(values: Sequence[float], digits: int = 2, unit: str = "") -> str:
-    """
-    >>> mean([93.0]), mean([93.0, 93.2]), mean([2.5], 2, "×"), mean([])
-    ('93.00', '93.10 ± 0.10 (2)', '2.50×', '')
-    """
-    if not values:
-        return ""
-    spread = f" ± {statistics.pstdev(values):.{digits}f} ({len(values)})" if values[1:] else ""
-    return f"{statistics.mean(values):.{digits}f}{unit}{spread}"
 
 
 def rows(found: Sequence[Lot]) -> list[tuple[str, ...]]:
