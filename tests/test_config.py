@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from growprune import asking
 from growprune import config as configs
 from growprune.config import KINDS, Prune, Train, from_json, rates, resolve
 from growprune.console import read_file
@@ -21,7 +22,7 @@ from growprune.errors import GrowpruneError
 from growprune.options import flag, known
 
 EVERY = [(kind, name) for kind in KINDS.values() for name in known(kind)]
-OTHERS = [configs.Demo, configs.Eval, configs.Measure, configs.Bench]
+OTHERS = [asking.Demo, asking.Eval, asking.Measure, asking.Bench]
 
 
 def plain(kind: type, name: str) -> Any:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune.config import Measure
-from growprune.groups import trace
+from growprune.asking import Measure
+from growprune.grouping import trace
 from growprune.planning import plan
-from growprune.ratios import Cost
 from growprune.running import tensors
+from growprune.solving import Cost
 
 BATCH, TIME, IN, OUT = 2, 5, 8, 6
 ROWS = BATCH * TIME

@@ -10,7 +10,8 @@ from torch import nn
 from torchvision import models as zoo
 
 import growprune as gp
-from growprune.groups import UNREACHED, build, layer_name, trace
+from growprune.grouping import UNREACHED, build, trace
+from growprune.groups import layer_name
 from growprune.models import create
 
 FAMILIES = {

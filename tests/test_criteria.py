@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune.criteria import Criterion, find, scores
-from growprune.groups import build
+from growprune.grouping import build
 from nets import MLP, TwoConvs, batch, seeded
 
 X, Y = batch((6, 5), 3)

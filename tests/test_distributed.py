@@ -518,9 +518,7 @@ def test_stopped_and_gone_on_with(pair: Path, tmp_path: Path) -> None:
 
 def stopped(launcher: subprocess.Popen[str], out: Path) -> int:
     """At which step it has stopped, as it says in one line, and has saved."""
-    asked = time.monotonic()
-    code, printed, err = ended(launcher)
-    assert time.monotonic() - asked < 25, "torchrun has no more patience than 30 s"
+    code, printed, err = ended(launcher)  # beyond 30 s torchrun kills them, and there is no such line
     assert code != 0
     assert printed == ""
     lines = said(err)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune import cli, data, demo, exporting, formats, run
-from growprune.config import Export
+from growprune.asking import Export
 from growprune.formats import FORMATS
 from growprune.proof import apart
 from growprune.weights import restore

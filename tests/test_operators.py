@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torchvision.ops import roi_align
 
 import growprune as gp
-from growprune.groups import trace
+from growprune.grouping import trace
 from growprune.proof import difference, masked
 
 ROWS = torch.tensor([1, 0, 1])

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from growprune.attached import hooked, within
 from growprune.errors import GrowpruneError
-from growprune.groups import LAYERS, UNREACHED, Groups, Layer, layer_name, owner
+from growprune.grouping import LAYERS, UNREACHED
+from growprune.groups import Groups, Layer, layer_name, owner
 from growprune.holding import held
 from growprune.ratios import ByName, Spec
 from growprune.running import tensors, unsound

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from growprune import asking
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, itself, offered, read_file, usage
 from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
@@ -92,14 +93,14 @@ def top(
         print(context.get_help())
 
 
-@offered(app, configs.Demo)
+@offered(app, asking.Demo)
 def demo(given: Given, *, as_json: Json = False) -> None:
     """Train, prune, fine-tune and compare: no download, no GPU.
 
     A small residual network learns scikit-learn's handwritten digits; GReg-1 and one-shot pruning then take the same
     filters from it, in about a minute. The folder gets the figures, report.html, result.json and the smaller network.
     """
-    asked = configs.Demo(**given)
+    asked = asking.Demo(**given)
     from growprune.demo import DemoConfig
 
     own: dict[str, Any] = {name: value for name, value in vars(asked).items() if name != "out"}
@@ -266,7 +267,7 @@ def alone(run: Path) -> tuple[dict[str, Any], str, Callable[[dict[str, Any]], An
 # -- eval, measure, export, bench ------------------------------------------------------------------------------------
 
 
-@offered(app, configs.Eval, "eval")
+@offered(app, asking.Eval, "eval")
 def evaluate(
     given: Given,
     *,
@@ -281,7 +282,7 @@ def evaluate(
     """
     from growprune.run import as_tested
 
-    asked = {name: value for name, value in vars(configs.Eval(**given)).items() if value is not None}
+    asked = {name: value for name, value in vars(asking.Eval(**given)).items() if value is not None}
     wanted = {**(as_tested(run) if run is not None else {}), **asked}
     for name in ("model", "weights", "data"):
         if name not in wanted:
@@ -297,20 +298,20 @@ def evaluate(
     show(jobs.tested(config), eval_table, as_json)
 
 
-@offered(app, configs.Measure)
+@offered(app, asking.Measure)
 def measure(given: Given, *, as_json: Json = False) -> None:
     """What a network costs, or a plan would give.
 
     Before any training: parameters and MACs before and after, the speed-up, and how many filters each layer would keep.
     """
-    asked = configs.Measure(**given)
+    asked = asking.Measure(**given)
     from growprune.planning import plan
     from growprune.report.tables import plan_table
 
     show(plan(asked), plan_table, as_json)
 
 
-@offered(app, configs.Export)
+@offered(app, asking.Export)
 def export(
     given: Given,
     *,
@@ -322,21 +323,21 @@ def export(
     Of a run (`growprune export RUN`), or of weights (`--model M --weights W --input 3x32x32 --out FILE`). The file is
     read again and run beside the network, and kept only if both compute the same.
     """
-    asked = configs.Export(**given)
+    asked = asking.Export(**given)
     from growprune import exporting
     from growprune.report.tables import export_table
 
     show(exporting.export(asked, run), export_table, as_json)
 
 
-@offered(app, configs.Bench)
+@offered(app, asking.Bench)
 def bench(given: Given, *, as_json: Json = False) -> None:
     """What a training step takes on this machine.
 
     The step of `growprune prune` with GReg-1: alone, with and without its penalty, several at once, and after pruning.
     With --images: what it takes on a batch that is there, what the loader brings, and both together.
     """
-    asked = configs.Bench(**given)
+    asked = asking.Bench(**given)
     model, batch = ("resnet56,vgg19", 256) if asked.images is None else ("torchvision:resnet50", 64)
     names = list(dict.fromkeys(name.strip() for name in (asked.model or model).split(",") if name.strip()))
     if not names:
@@ -358,7 +359,7 @@ def bench(given: Given, *, as_json: Json = False) -> None:
     show(result, bench_table, as_json)
 
 
-@offered(app, configs.Reproduce)
+@offered(app, asking.Reproduce)
 def reproduce(
     given: Given,
     *,
@@ -383,7 +384,7 @@ def reproduce(
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
 
-    asked = configs.Reproduce(**given)
+    asked = asking.Reproduce(**given)
     lab, experiments, only = commissioned(asked, names)
     failed: SomeFailedError | None = None
     if asked.run:

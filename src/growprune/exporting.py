@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from growprune import __version__, formats, models
-from growprune.config import Export, read_shape, suffix
+from growprune.asking import Export, read_shape, suffix
 from growprune.errors import GrowpruneError, line
 from growprune.formats import FORMATS, Format, Runs, silently
 from growprune.holding import MASK, held

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from growprune import models
-from growprune.config import Measure, amounts, read_shape
+from growprune.asking import Measure, read_shape
+from growprune.config import amounts
 from growprune.errors import GrowpruneError
-from growprune.groups import build
+from growprune.grouping import build
 from growprune.measurement import measure, speedup
 from growprune.pruner import Pruner
 from growprune.ratios import Ratios, read, write

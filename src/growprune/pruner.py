@@ -23,6 +23,7 @@ from growprune import attached, checks, criteria, groups, holding, proof, separa
 from growprune import compact as removal
 from growprune import ratios as _ratios
 from growprune.errors import GrowpruneError
+from growprune.grouping import build
 from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
@@ -66,7 +67,7 @@ class Pruner:
         checks.choices(self.schedule, granularity, scope, coupled, seed, multiple)
         checks.weights(self.model)
         stem = _ratios.speaks_of_stem(self.spec)
-        found = groups.build(self.model, example_input, granularity, coupled, ignore, stem)
+        found = build(self.model, example_input, granularity, coupled, ignore, stem)
         self.skipped = proof.unprovable(self.model, found, example_input)
         self.groups: Groups = found.without(self.skipped)
         self.stays = self.groups.stays

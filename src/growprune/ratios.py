@@ -16,15 +16,12 @@ from fractions import Fraction
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from growprune.errors import GrowpruneError, nearest
-from growprune.groups import Groups, Layer, by_reason, layer_name
+from growprune.groups import Groups, Layer, layer_name, why_none
 from growprune.schedule import is_number
+from growprune.solving import solve
 
-LAST_STAGE = 0.43
-"""`Speedup(per="stage")`: what the last stage loses of what the first does, the median over the paper's own lists
-(ResNet34's, which leaves its last stage whole, aside)."""
 AT_MOST = 0.95
 """`Global`: of a layer's filters, unless told otherwise (why: docs/method.md)."""
 
@@ -242,7 +239,7 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
             raise unmoved(multiple)  # whatever the scores will be
         return None
     if isinstance(spec, Speedup):
-        return solve(spec, groups, sizes, multiple)
+        return solve(spec.times, spec.per == "stage", groups, sizes, multiple)
     wanted = [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
     found = [rounded(lost, layer.size, multiple) for lost, layer in zip(wanted, groups.layers, strict=True)]
     if any(wanted) and not any(found):
@@ -256,18 +253,6 @@ def unmoved(multiple: int) -> GrowpruneError:
         f"multiple: no layer loses any filter if a multiple of {multiple} has to stay: give a smaller one, or a larger "
         "ratio"
     )
-
-
-def why_none(stays: Mapping[str, str]) -> str:
-    """
-    >>> why_none({"a": "it reads", "b": "it makes", "c": "it reads"}), why_none({})
-    (': 2 stay whole since it reads (a, ...), 1 since it makes (b)', '')
-    """
-    lots = [
-        f"{len(layers)}{'' if i else ' stay whole'} since {why} ({layers[0]}{', ...' if layers[1:] else ''})"
-        for i, (why, layers) in enumerate(by_reason(stays).items())
-    ]
-    return f": {', '.join(lots)}" if lots else ""
 
 
 def per_layer(spec: Uniform | Stages | Ranges | ByName, groups: Groups) -> list[float]:
@@ -323,85 +308,3 @@ def leads(name: str, groups: Groups) -> list[str]:
     """The layers whose units the filters of another are, if they are tied and go together (coupled=True)."""
     units = {int(i) for s in groups.of_role("filter") if layer_name(s.tensor) == name for i in s.units}
     return [layer.name for layer in groups.layers if not units.isdisjoint(range(layer.start, layer.stop))]
-
-
-# -- a speed-up to reach -------------------------------------------------------------------------------------------
-
-
-class Cost:
-    """The MACs that `measure` counts as a function of how many units each layer loses.
-
-    A weight is used `positions` times a forward, so a layer costs positions × its number of weights, and each unit that
-    goes takes its share of rows and columns away; of other work, its share of what that makes.
-    """
-
-    def __init__(self, groups: Groups, sizes: Mapping[str, torch.Size]) -> None:
-        self.fixed = torch.tensor(
-            [n * math.prod(sizes[w][2:]) for w, n in groups.positions.items()], dtype=torch.double
-        )
-        self.sides = [torch.tensor([sizes[w][d] for w in groups.positions], dtype=torch.double) for d in (0, 1)]
-        self.lost = [torch.zeros(len(groups.positions), len(groups.layers), dtype=torch.double) for _ in (0, 1)]
-        layer_of = torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(groups.layers)])
-        widths = torch.tensor([layer.size for layer in groups.layers], dtype=torch.double)
-        row = {weight: i for i, weight in enumerate(groups.positions)}
-        for s in groups.slices:
-            if s.tensor in row and s.dim is not None:
-                owned = layer_of[s.units[s.units >= 0]]
-                self.lost[s.dim][row[s.tensor]] += torch.bincount(owned, minlength=len(widths)) / widths
-        self.work = torch.tensor([macs for macs, _ in groups.work], dtype=torch.double)
-        self.cut = torch.zeros(len(groups.work), len(groups.layers), dtype=torch.double)
-        for i, (_, units) in enumerate(groups.work):
-            owned = layer_of[units[units >= 0]]
-            self.cut[i] = torch.bincount(owned, minlength=len(widths)) / widths / len(units)
-
-    def __call__(self, lost: Tensor) -> float:
-        """MACs left when layer l loses lost[l] units."""
-        rows, columns = (side - share @ lost for side, share in zip(self.sides, self.lost, strict=True))
-        return float((self.fixed * rows * columns).sum() + (self.work * (1 - self.cut @ lost)).sum())
-
-
-def levels(size: int, multiple: int) -> list[int]:
-    """How many may stay, from all downwards.
-
-    >>> levels(20, 8), levels(8, 8), levels(4, 8), levels(4, 1)
-    ([20, 16, 8], [8], [4], [4, 3, 2, 1])
-    """
-    return [size, *range((size - 1) // multiple * multiple, 0, -multiple)]
-
-
-def solve(spec: Speedup, groups: Groups, sizes: Mapping[str, torch.Size], multiple: int) -> list[int]:
-    """Remove filters one by one (or from one multiple to the next), always where the layer's ratio lags most, until the
-    MACs are as asked."""
-    if groups.granularity != "filter":
-        raise GrowpruneError("ratios: Speedup needs granularity='filter': zero weights alone save no MACs")
-    pace = torch.ones(len(groups.layers), dtype=torch.double)
-    if spec.per == "stage":
-        if groups.stages < 2:
-            raise GrowpruneError("ratios: Speedup(per='stage') needs a network with residual stages; this one has none")
-        pace = torch.tensor([LAST_STAGE if layer.stage == groups.stages else 1.0 for layer in groups.layers]).double()
-    cost = Cost(groups, sizes)
-    gone = [layer.size - torch.tensor(levels(layer.size, multiple)) for layer in groups.layers]
-    due = [
-        (g[:-1] + g[1:]) / 2 / (layer.size * p) for g, layer, p in zip(gone, groups.layers, pace, strict=True)
-    ]  # half-way between what is gone before a step and after it
-    owner = torch.cat([torch.full((len(d),), i) for i, d in enumerate(due)])
-    queue = torch.argsort(torch.cat(due), stable=True)
-    owner, step = owner[queue], torch.cat([g.diff() for g in gone])[queue]
-
-    def lost(removed: int) -> Tensor:
-        return torch.bincount(owner[:removed], step[:removed], minlength=len(groups.layers)).double()
-
-    full = cost(lost(0))
-    low, high = 0, len(queue)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if full / cost(lost(middle)) >= spec.times else (middle + 1, high)
-    best = min((n for n in (low - 1, low) if n >= 0), key=lambda n: abs(full / cost(lost(n)) / spec.times - 1))
-    reached = full / cost(lost(best))
-    if abs(reached / spec.times - 1) > 0.01:
-        whole = f" in multiples of {multiple}" if multiple > 1 else ""
-        why = why_none(groups.stays) if best == len(queue) and multiple == 1 else ""
-        raise GrowpruneError(
-            f"ratios: no ratio gives {spec.times:g}x within 1 %{whole}: the nearest is {reached:.2f}x{why}"
-        )
-    return [int(n) for n in lost(best)]

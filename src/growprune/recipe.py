@@ -12,8 +12,9 @@ from torch import nn
 
 from growprune import config as configs
 from growprune import criteria
+from growprune.asking import Measure
 from growprune.compact import calibrate
-from growprune.config import Config, Measure, Prune
+from growprune.config import Config, Prune
 from growprune.errors import GrowpruneError
 from growprune.feeds import Images
 from growprune.pruner import Pruner

@@ -5,7 +5,7 @@ The model runs once, as it is, on the example. Beside every activation travels a
 batch norm ties its scale to the labels it meets; an addition ties two channels together; a view moves labels as
 it moves data, because the same operator is run on them. What an operator does to labels stands in one table
 (`rules.py`); an operator that no rule covers pins every channel it meets: such a channel stays, so the answer is
-always safe. `groups.py` runs this and turns the result into layers and filters.
+always safe. `grouping.py` runs this and turns the result into layers and filters.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from growprune import config as configs
-from growprune import paper
+from growprune import asking, paper
 from growprune.config import Config, Prune
 from growprune.distributed import foremost, launched
 from growprune.errors import GrowpruneError
@@ -52,7 +51,7 @@ class Lab:
         return base.config(self.scale, device=self.device, **self.options)
 
 
-def commissioned(asked: configs.Reproduce, names: Sequence[str]) -> tuple[Lab, list[Experiment], list[str]]:
+def commissioned(asked: asking.Reproduce, names: Sequence[str]) -> tuple[Lab, list[Experiment], list[str]]:
     """The laboratory, what is asked of it, and of which rows alone."""
     images = str(Path(asked.images or Path(asked.data_dir) / "imagenet").expanduser())
     experiments, only = paper.wanted(names, images, asked.only)
