@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
+from growprune.penalty import normalizes
 from nets import MLP, TwoConvs, batch, seeded, train_step
 from reference import Algorithm, Layer, Place, written
 
@@ -702,3 +703,45 @@ def test_a_state_of_another_plan_is_refused() -> None:
         with pytest.raises(gp.GrowpruneError, match=r"another plan"):
             mine.load_state_dict(state)
         assert mine.schedule == other
+
+
+def test_a_learning_rate_may_be_a_tensor_of_one() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor([1e-2]), weight_decay=0.0)
+    pruner = gp.Pruner(model, torch.ones(1, 4), gp.GReg1(delta_lambda=0.5, ku=1, ks=0))
+    pruner.attach(optimizer)
+    before, goes = model[2].weight.detach().clone(), ~pruner.masks()["2"]
+    (model(torch.ones(1, 4)).sum() * 0).backward()
+    optimizer.step()
+    torch.testing.assert_close(model[2].weight.detach()[goes], before[goes] * (1 - 1e-2 * 0.5))
+
+
+def test_an_sgd_of_another_kind_is_tried_out() -> None:
+    class Lars(torch.optim.SGD):
+        """Normalises each gradient before the step."""
+
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        p.grad /= p.grad.norm() + 1e-12
+            return super().step(closure)
+
+    class Own(torch.optim.SGD):
+        """Made of something else, so that it cannot be tried."""
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model.parameters(), lr=0.1)
+
+    model = nn.Linear(2, 2)
+    assert normalizes(Lars(model.parameters(), lr=0.1))
+    assert not normalizes(Own(model))
+    assert not normalizes(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_pruners_copy_can_be_detached() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    pruner = gp.Pruner(model, torch.ones(1, 4))
+    pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    copy.deepcopy(pruner).detach()
+    pruner.detach()

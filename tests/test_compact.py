@@ -4,6 +4,7 @@ import copy
 import functools
 import io
 import random
+import warnings
 from collections.abc import Callable, Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
@@ -601,7 +602,8 @@ def test_an_example_without_a_batch(make: Callable[[], nn.Module], shape: tuple[
 
 
 def test_an_example_with_an_empty_batch_folds_nothing() -> None:
-    small = gp.Pruner(linear_layers(), torch.empty(0, 3), schedule=gp.OneShot()).compact()
+    with pytest.warns(UserWarning, match="puts out no numbers on the example"):
+        small = gp.Pruner(linear_layers(), torch.empty(0, 3), schedule=gp.OneShot()).compact()
     assert bool(torch.isfinite(small(torch.ones(1, 3))).all())
 
 
@@ -1750,3 +1752,140 @@ def test_statistics_are_estimated_alike_whatever_was_drawn_before() -> None:
         found.append(net[2].running_mean)
     assert torch.equal(*found)
     assert not torch.equal(found[0], torch.zeros(3))
+
+
+class Tasks(nn.Module):
+    """A head and a norm for each task; one call takes one of them, or all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 16, 3)
+        self.heads = nn.ModuleList(nn.Sequential(nn.Conv2d(16, 8, 3), nn.BatchNorm2d(8)) for _ in range(2))
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        features = F.relu(self.b(F.relu(self.a(x))))
+        return torch.stack([h(features) for h in self.heads]) if task is None else self.heads[task](features)
+
+
+def test_norms_that_no_batch_reaches_keep_their_statistics() -> None:
+    model = Tasks()
+    for _, norm in model.heads:
+        norm.running_mean.fill_(3.0)
+        norm.num_batches_tracked.fill_(9)
+    pruner = gp.Pruner(model, torch.randn(1, 1, 8, 8), gp.OneShot())
+    small = pruner.compact(fold=False, calibrate=[((torch.randn(16, 1, 8, 8), 0), None)])
+    (_, reached), (_, other) = small.heads
+    assert bool((reached.running_mean < 1).all())
+    assert reached.num_batches_tracked == 1
+    assert bool((other.running_mean == 3).all())
+    assert other.num_batches_tracked == 9
+
+
+def test_a_norm_beside_those_that_ran_is_told() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.o = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 16, 3), nn.Conv2d(16, 2, 1)
+            self.norms = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(2))
+
+        def forward(self, x: Tensor, task: int = 0) -> Tensor:
+            return self.o(F.relu(self.norms[task](self.b(F.relu(self.a(x))))))
+
+    with pytest.warns(UserWarning, match=r"does not reach 'norms\.1', .* as many channels as 'b' makes"):
+        gp.Pruner(Chosen(), torch.randn(1, 1, 8, 8), gp.OneShot())
+
+
+def test_several_optimizers_go_on_together_and_one_alone_is_told_what_it_leaves_out() -> None:
+    def mixed() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        weight = model[2].weight
+        rest = [p for p in model.parameters() if p is not weight]
+        return model, [torch.optim.SGD([weight], lr=0.1, momentum=0.9), torch.optim.AdamW(rest, lr=0.1)]
+
+    def trained(net: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        net.zero_grad()
+        net(torch.randn(4, 6)).square().mean().backward()
+        for each in optimizers:
+            each.step()
+
+    for which in (0, 1, 2):
+        model, optimizers = mixed()
+        pruner = gp.Pruner(model, torch.randn(1, 6), SHORT)
+        pruner.attach(optimizers[0])
+        while not pruner.done:
+            trained(model, optimizers)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            small = pruner.compact(optimizer=optimizers if which == 2 else optimizers[which])
+        told = [str(each.message) for each in caught if "none of the optimizers given" in str(each.message)]
+        if which == 2:
+            assert not told
+            before = {name: p.clone() for name, p in small.named_parameters()}
+            trained(small, optimizers)
+            assert not any(torch.equal(p, before[name]) for name, p in small.named_parameters())
+        else:
+            assert len(told) == 1
+            assert ("'0.weight' and 4 more" if which == 0 else "'2.weight':") in told[0]
+
+
+@pytest.mark.parametrize("given", [7, "sgd", [torch.nn.ReLU()], torch.optim.lr_scheduler.StepLR])
+def test_what_is_no_optimizer_is_refused_before_anything_is_cut(given: Any) -> None:
+    with pytest.raises(gp.GrowpruneError, match="compact: optimizer= takes a torch optimizer, or several in a list"):
+        gp.Pruner(owned(), IMAGE, gp.OneShot()).compact(optimizer=given)
+
+
+def test_an_optimizer_of_named_parameters_knows_the_name_of_a_bias_it_is_given() -> None:
+    model = randomize(Before(), torch.Generator().manual_seed(0)).eval()
+    with torch.no_grad():
+        model.conv1.weight[:3] = 0
+        model.norm2.running_mean[:3] = 0
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    small = gp.Pruner(model, IMAGE, schedule=gp.OneShot(), ratios=0.5).compact(optimizer=optimizer)
+    (group,) = optimizer.param_groups
+    named = dict(small.named_parameters())
+    assert [id(named[name]) for name in group["param_names"]] == [id(p) for p in group["params"]]
+    assert len(named) > len(dict(model.named_parameters()))
+
+
+def test_single_weights_pruned_again_stay_zero_where_they_were() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    gp.Pruner(model, torch.randn(1, 6), gp.OneShot(), ratios={"2": 0.8}, granularity="weight").compact()
+    first = model[2].weight == 0
+    assert int(first.sum()) == 13
+    gp.Pruner(model, torch.randn(1, 6), gp.OneShot(), "random", ratios={"2": 0.5}, granularity="weight").compact()
+    second = model[2].weight == 0
+    assert bool((second | ~first).all())
+    assert int(second.sum()) > 13
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(torch.randn(4, 6)).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(model[2].weight == 0, second)
+
+
+def test_a_held_weight_that_was_frozen_has_no_gradient_at_zeros_when_it_trains_again() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2)).requires_grad_(False)
+    gp.Pruner(model, torch.randn(1, 6), gp.OneShot(), granularity="weight").compact()
+    model(torch.randn(4, 6))
+    model.requires_grad_(True)
+    model(torch.randn(4, 6)).square().mean().backward()
+    for layer in (model[0], model[2]):
+        assert not bool(layer.weight.grad[layer.weight == 0].any())
+        assert bool(layer.weight.grad.any())
+
+
+def test_a_convolution_whose_weight_is_a_buffer_stays() -> None:
+    class Fixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.o = nn.Conv2d(3, 8, 1), nn.Conv2d(6, 2, 1)
+            self.register_buffer("filters", torch.randn(6, 8, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.o(F.conv2d(F.relu(self.a(x)), self.filters))
+
+    pruner = gp.Pruner(Fixed(), torch.randn(1, 3, 4, 4), gp.OneShot(), ratios={"a": 0.5})
+    assert pruner.stays["filters"] == "its weight is a buffer, which nothing trains"
+    small = pruner.compact()
+    assert (small.a.out_channels, tuple(small.filters.shape)) == (4, (6, 4, 1, 1))
+    with pytest.raises(gp.GrowpruneError, match="no filter of 'filters' can go: its weight is a buffer"):
+        gp.Pruner(Fixed(), torch.randn(1, 3, 4, 4), gp.OneShot(), ratios={"filters": 0.5})

@@ -364,3 +364,14 @@ def test_files_of_reproduce_are_runs_too(tmp_path: Path) -> None:
     )
     assert f"{once['accuracy']['final']['mean']:.2f}" == "87.48"
     assert f"{greg['accuracy']['final']['mean']:.2f}" == "88.93"
+
+
+def test_a_run_without_a_speedup_is_told_all_the_same(tmp_path: Path) -> None:
+    """As one that was counted by nobody."""
+    place = folder(tmp_path / "a", 90.0)
+    found = json.loads((place / "result.json").read_text())
+    (place / "result.json").write_text(json.dumps(found | {"speedup": None}))
+    lots = beside.lots(collected([place], print))
+    assert beside.to_json(lots)["rows"][0]["speedup"] is None
+    assert "fewer MACs" not in beside.rows(lots)[0]
+    assert "<table" in beside.page(lots)

@@ -571,3 +571,85 @@ def test_greg2_picks_by_any_criterion_at_its_pick(criterion: Any) -> None:
     expected = scored(net, criterion)
     for name, mask in pruner.masks().items():
         assert float(expected[name][~mask].max()) <= float(expected[name][mask].min())
+
+
+@pytest.mark.parametrize("criterion", ["l1", "l2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.double])
+def test_scores_have_more_digits_than_half_precision_and_keep_those_of_double(
+    criterion: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 2)).to(dtype)
+    with torch.no_grad():
+        if dtype == torch.double:  # filters that only the tenth digit tells apart
+            model[2].weight.copy_(torch.ones(256, 64).double() + torch.randperm(256)[:, None] * 1e-10)
+        else:
+            model[2].weight.mul_(1e-3)  # whose squares are nothing in half precision
+    weight = model[2].weight.detach().double()
+    norms = weight.abs().sum(1) if criterion == "l1" else weight.square().sum(1)
+    pruner = gp.Pruner(model, torch.randn(2, 8).to(dtype), gp.OneShot(), criterion, ratios={"2": 0.5})
+    kept = pruner.masks()["2"]
+    assert float(norms[~kept].max()) <= float(norms[kept].min()) * (1 + (1e-6 if dtype != torch.double else 0))
+
+
+def test_parameters_that_are_whole_numbers_have_no_gradient() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.index = nn.Parameter(torch.arange(4), requires_grad=False)
+            self.a, self.b, self.o = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.o(F.relu(self.b(F.relu(self.a(x)))))[:, self.index]
+
+    batches = [(torch.randn(4, 5), torch.randint(0, 4, (4,)))]
+    for criterion in (gp.Taylor(batches), gp.OBD(batches)):
+        assert int((~gp.Pruner(Chosen(), batches[0][0], gp.OneShot(), criterion).masks()["b"]).sum()) == 8
+
+
+class Language(nn.Module):
+    """Word vectors, read by a layer and tied to what another makes."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8, sparse=sparse)
+        self.inner, self.made, self.out = nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x)
+        return self.out(h + self.made(F.relu(self.inner(h))))
+
+
+def test_word_vectors_that_go_with_filters_are_scored_and_pushed_with_them() -> None:
+    torch.manual_seed(0)
+    model, x = Language(), torch.randint(0, 20, (4,))
+    with torch.no_grad():
+        model.words.weight[:, :4] = 0.01  # the least columns, beside the larger rows of the layer
+        model.made.weight[:4] *= 1.5
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = gp.Pruner(model, x, gp.GReg1(delta_lambda=0.5, tau=1, ku=1, ks=30), ratios={"made": 0.5}, coupled=True)
+    assert (~pruner.masks()["made"]).nonzero().flatten().tolist() == [0, 1, 2, 3]
+    model.words.weight.data[:, :4] = 1.0
+    pruner.attach(optimizer)
+    while not pruner.done:
+        model.zero_grad()
+        (model(x).square().mean() * 1e-6).backward()
+        optimizer.step()
+    assert float(model.words.weight[:, :4].detach().abs().max()) < 0.1
+    assert float(model.words.weight[:, 4:].detach().abs().mean()) > 0.5
+
+
+def test_the_penalty_reaches_word_vectors_whose_gradient_is_sparse() -> None:
+    torch.manual_seed(0)
+    model, x = Language(sparse=True), torch.tensor([1, 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = gp.Pruner(model, x, gp.GReg1(delta_lambda=0.5, tau=1, ku=1, ks=0), ratios={"made": 0.5}, coupled=True)
+    pruner.attach(optimizer)
+    before, goes = model.words.weight.detach().clone(), ~pruner.masks()["made"]
+    model.zero_grad()
+    (model(x).sum() * 0).backward()
+    assert model.words.weight.grad.is_sparse
+    optimizer.step()
+    after = model.words.weight.detach()
+    torch.testing.assert_close(after[:, goes], before[:, goes] * (1 - 0.1 * 0.5))
+    assert torch.equal(after[:, ~goes], before[:, ~goes])

@@ -352,8 +352,8 @@ def test_a_device_without_room_is_refused(root: Path, tmp_path: Path, monkeypatc
         "--resolution", SIZE, "--workers", 0, "--out", tmp_path / "run",
     )  # fmt: skip
     assert (code, out) == (2, "")
-    said = "growprune: --keep device: the images take 0.0 GB there, 0.0 GB are free; give --keep files\n"
-    assert err == said
+    room = "the images take 0.0 GB there, 0.0 GB are free: make room, or begin a run with --keep files"
+    assert err == f"growprune: --keep device: {room}\n"
 
 
 def placed(root: Path, monkeypatch: pytest.MonkeyPatch, choices: dict[str, Any], **more: Any) -> tuple[Images, Any]:

@@ -1,5 +1,6 @@
 import copy
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from growprune import outcome
 from growprune.errors import GrowpruneError
-from growprune.measurement import Measurement, latency, measure, sparsity, speedup
+from growprune.measurement import Measurement, latency, measure, sparsity, speedup, weight_sparsity
 from growprune.models import create
 
 IMAGE = torch.randn(1, 3, 32, 32)
@@ -350,7 +351,7 @@ def test_latency_is_the_median_after_the_warm_up(monkeypatch) -> None:
 
 
 def test_latency_needs_a_repeat() -> None:
-    with pytest.raises(GrowpruneError, match="repeats must be 1 or more, not 0"):
+    with pytest.raises(GrowpruneError, match="repeats must be a whole number, 1 or more, not 0"):
         latency(nn.ReLU(), torch.ones(1), repeats=0)
 
 
@@ -388,3 +389,23 @@ def test_two_networks_are_timed_in_turns_by_their_best(monkeypatch: pytest.Monke
     found = outcome.times("base", "net", images, "cpu")  # type: ignore[arg-type]
     assert found == {"before": 4.0, "after": 2.0, "ratio": 2.0, "batch": 16}
     assert order == ["base", "net"] * 5
+
+
+@pytest.mark.parametrize("of", [sparsity, lambda it: measure(it, torch.ones(1)), lambda it: latency(it, 1)])
+def test_what_is_no_network_is_not_measured(of: Callable[[Any], Any]) -> None:
+    with pytest.raises(GrowpruneError, match=r"need a torch.nn.Module to measure, not NoneType"):
+        of(None)
+
+
+@pytest.mark.parametrize("given", [{"repeats": 2.5}, {"repeats": 0}, {"warmup": -1}])
+def test_passes_are_counted_in_whole_numbers(given: dict[str, Any]) -> None:
+    with pytest.raises(GrowpruneError, match="must be a whole number"):
+        latency(nn.ReLU(), torch.ones(1), **given)
+
+
+def test_a_weight_of_several_layers_counts_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    model[1].weight = model[0].weight
+    with torch.no_grad():
+        model[0].weight[:2] = 0
+    assert weight_sparsity(model) == 8 / 24

@@ -1581,6 +1581,33 @@ def test_a_base_network_can_be_trained_again_where_its_bits_come_back(
     assert not repeatable(lab, RESNET56, {**facts, where: {**facts[where], key: value}})
 
 
+def test_a_base_network_is_trained_again_as_it_was_computed(shelf: Path, tmp_path: Path) -> None:
+    """Whatever is asked for now: else its bits would not come back, and its runs could not go on."""
+    lab = Lab(tmp_path, "smoke", device="cpu")
+    facts = json.loads(Lab(shelf, "smoke").shelf.about(RESNET56).read_text())
+    then = {"precision": "bf16", "layout": "channels_last", "compile": "on", "kernels": "on"}
+    facts["config"] |= then
+    assert {key: getattr(lab.base_config(RESNET56), key) for key in then} == dict.fromkeys(then, "auto")
+    lab.shelf.about(RESNET56).write_text(json.dumps(facts))
+    for options in ({}, {"precision": "fp32", "compile": "off"}):
+        again = replace(lab, options=options)
+        assert {key: getattr(again.base_config(RESNET56), key) for key in then} == then
+        assert repeatable(again, RESNET56, facts)
+    lab.shelf.about(RESNET56).write_text("{")  # whoever needs it will say so
+    assert lab.base_config(RESNET56).precision == "auto"
+
+
+def test_only_runs_with_one_and_the_same_luck_are_paired() -> None:
+    """The seed, and the base network."""
+
+    def ran(*runs: tuple[int, str]) -> Found:
+        return Found(tuple({"config": {"seed": seed}, "base": {"sha256": base}} for seed, base in runs))
+
+    one, two = ran((0, "a"), (1, "a"), (2, "b")).paired(ran((0, "a"), (1, "c"), (2, "b"), (3, "a")))
+    assert one.runs == two.runs
+    assert one.seeds == {0, 2}
+
+
 def test_on_a_gpu_threads_do_not_count_and_of_processes_their_number_does(
     shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,19 @@ def test_runs_side_by_side_take_turns_in_a_log(clock: Clock, log: Log, plain: Co
     assert {line.split(":")[0] for line in log.lines} == {f"seed {i}" for i in range(4)}
 
 
+def test_those_that_have_ended_do_not_make_the_others_lines_rarer(clock: Clock, plain: Console) -> None:
+    with ExitStack() as stack:
+        for i in range(8):
+            ended = stack.enter_context(Progress(f"seed {i}", console=plain, clock=clock))
+            ended.begin("train", 10)
+            ended.close()
+        last = stack.enter_context(Progress("last", console=plain, clock=clock))
+        last.begin("train", 10)
+        assert last.screen is not None
+        assert last.screen.users == 1
+        assert last.interval(clock.now) == 10
+
+
 def test_a_short_stage_is_one_line_and_leaves_nothing_to_the_next(clock: Clock, log: Log, plain: Console) -> None:
     with Progress("vgg", console=plain, clock=clock) as progress:
         progress.begin("prune", 4)

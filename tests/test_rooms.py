@@ -83,6 +83,8 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("growprune."):
             found.add(str(node.module).split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("growprune.")}
     return found & set(ORDER)
 
 

@@ -1,5 +1,6 @@
 """Schedules: pure functions of the step that say what Algorithm 1's loop says."""
 
+import copy
 import dataclasses
 import itertools
 from fractions import Fraction
@@ -335,3 +336,44 @@ def test_a_short_rest_after_the_ratio_rule_is_kept(ks: int) -> None:
     said = run(thing)
     assert sum(p.phase is Phase.STABILIZE for p in said) == ks
     assert thing[2].step_count == thing[2].total_steps
+
+
+def test_a_pruner_taken_back_to_the_start_judges_anew() -> None:
+    """The verdict of before is of a network that is no more."""
+
+    def ended(pruner: gp.Pruner, optimizer: torch.optim.Optimizer) -> int:
+        while pruner.phase is Phase.PUSH:
+            optimizer.zero_grad()
+            (pruner.model(torch.ones(1, 4)).square().mean() * 1e-6).backward()
+            optimizer.step()
+        return pruner.step_count
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = gp.Pruner(model, torch.ones(1, 4), GReg1(delta_lambda=0.1, tau=50.0, ku=1, ks=2, stop_ratio=5.0))
+    start, weights = pruner.state_dict(), copy.deepcopy(model.state_dict())
+    pruner.attach(optimizer)
+    first = ended(pruner, optimizer)
+    assert 2 < first < 500
+    pruner.load_state_dict(start)
+    model.load_state_dict(weights)
+    assert ended(pruner, optimizer) == first
+
+
+def test_where_nothing_goes_there_is_no_ratio_to_stop_at() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = gp.Pruner(model, torch.ones(1, 4), dataclasses.replace(STOP, ks=1), ratios=gp.Global(0.0))
+    pruner.attach(optimizer)
+    for _ in range(12):
+        optimizer.step()
+    assert pruner.step_count == 12
+
+
+def test_a_schedule_that_never_picks_is_refused() -> None:
+    class Late(OneShot):
+        pick_step = 5
+
+    with pytest.raises(GrowpruneError, match="schedule: Late picks at step 5, but ends at step 0"):
+        gp.Pruner(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(1, 4), Late())

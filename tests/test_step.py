@@ -27,6 +27,7 @@ from growprune.choosing import choose, determinism
 from growprune.config import Config, Prune, Train
 from growprune.data import Dataset, Normal, Resident, load
 from growprune.distributed import World
+from growprune.errors import StoppedError
 from growprune.feeds import FromFiles, FromMemory, Images
 from growprune.reading import Part
 from growprune.report.progress import Progress
@@ -725,6 +726,7 @@ def test_the_fastest_way_is_chosen(kernels: list[bool]) -> None:
         ("bf16", LAST, False, False),
         ("fp32", LAST, False, False),
         ("bf16", PLAIN, False, False),
+        ("bf16", LAST, False, False),  # as weights lie while layers are timed
         ("bf16", LAST, True, False),
     ]
     assert not said
@@ -744,12 +746,32 @@ def test_the_fastest_way_is_chosen(kernels: list[bool]) -> None:
         ({("bf16", LAST, True, False): NO_ROOM}, ("bf16", LAST, False)),
         ({("bf16", LAST, True, False): RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")}, ("bf16", LAST, False)),
         ({("bf16", PLAIN, False, False): RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")}, ("bf16", LAST, True)),
+        ({("fp32", LAST, False, False): RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")}, ("bf16", LAST, True)),
     ],
 )
 def test_whichever_it_is(kernels: list[bool], changed: dict[Any, Any], right: tuple[str, str, bool]) -> None:
     """Also if some of them do not fit into the GPU's memory, or do not work."""
     best = choose(Trial({**TIMES, **changed}), asked(), 100, print)  # type: ignore[arg-type]
     assert (best.precision, best.layout, bool(best.kernels)) == right
+
+
+def test_between_two_trials_a_signal_is_heeded(kernels: list[bool]) -> None:
+    trial, asked_to_stop = Trial(TIMES), iter([False, False, True])
+
+    def heed() -> None:
+        if next(asked_to_stop):
+            raise StoppedError(7)
+
+    with pytest.raises(StoppedError):
+        choose(trial, asked(), 100, print, heed)  # type: ignore[arg-type]
+    assert len(trial.tried) == 2
+    job: Any = SimpleNamespace(world=World(), settled=True, stopping=False, safe=5)
+    train.Job.heed(job)
+    job.stopping = True
+    with pytest.raises(StoppedError, match="step 5"):
+        train.Job.heed(job)
+    job.settled = False  # there is something to save first
+    train.Job.heed(job)
 
 
 @pytest.mark.parametrize(
@@ -945,7 +967,7 @@ def test_one_measurement_serves_the_same_network_in_as_long_a_stage(
     gp.save(models.fresh("growprune.demo:network", 10), weights := tmp_path / "w.safetensors")
     asked: list[int] = []
 
-    def chosen(step: Any, config: Any, left: int, say: Any) -> steps.Choice:
+    def chosen(step: Any, config: Any, left: int, say: Any, heed: Any) -> steps.Choice:
         asked.append(left)
         return steps.Choice("bf16", "channels_last", config.compile != "off" and left > 50_000, {}, 4.0)
 

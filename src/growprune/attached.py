@@ -53,7 +53,7 @@ def note(optimizer: torch.optim.Optimizer, pruner: Pushes) -> None:
 
 
 def forget(optimizer: torch.optim.Optimizer, pruner: Pushes) -> None:
-    ATTACHED[optimizer].discard(pruner)
+    ATTACHED.get(optimizer, WeakSet()).discard(pruner)
 
 
 def before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:

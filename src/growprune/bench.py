@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ def measured(asked: Bench, what: str, figures: Callable[[Bench, Prune], dict[str
         for name in asked.models:
             weights = Path(scratch) / "model.safetensors"
             config = plan(asked, name, weights)
-            with surroundings(config):
+            current = torch.cuda.device(device) if device.startswith("cuda") else nullcontext()
+            with surroundings(config), current:  # streams are those of the current device
                 images = Images(config, device, World())
                 if asked.batch > (there := images.sizes["train"]):
                     raise GrowpruneError(f"--batch: no batch of {asked.batch} from {there} images; give a smaller one")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from growprune.attached import hooked, within
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, warn
 from growprune.grouping import LAYERS, UNREACHED
-from growprune.groups import Groups, Layer, layer_name, owner
+from growprune.groups import MAKERS, Groups, Layer, layer_name, owner
 from growprune.holding import held
 from growprune.ratios import ByName, Spec
 from growprune.running import tensors, unsound
@@ -64,9 +65,19 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
+def is_whole(value: object) -> bool:
+    """Also of numpy's kinds."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def choices(schedule: Schedule, granularity: str, scope: str, coupled: bool, seed: int, multiple: int) -> None:
     if not isinstance(schedule, Schedule):
         raise GrowpruneError(f"schedule: give GReg1(), GReg2(), OneShot() or a Schedule of your own, not {schedule!r}")
+    if schedule.pick_step > schedule.total_steps:
+        raise GrowpruneError(
+            f"schedule: {type(schedule).__name__} picks at step {schedule.pick_step}, but ends at step "
+            f"{schedule.total_steps}"
+        )
     for name, value, known in (
         ("granularity", granularity, ("filter", "weight")),
         ("scope", scope, ("filter", "path")),
@@ -75,9 +86,9 @@ def choices(schedule: Schedule, granularity: str, scope: str, coupled: bool, see
             raise GrowpruneError(f"{name}: '{value}' is none of {', '.join(known)}")
     if not isinstance(coupled, bool):
         raise GrowpruneError(f"coupled is True or False, not {coupled!r}")
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if not is_whole(seed) or seed < 0:
         raise GrowpruneError(f"seed: a whole number from 0 on, not {seed!r}")
-    if isinstance(multiple, bool) or not isinstance(multiple, int) or multiple < 1:
+    if not is_whole(multiple) or multiple < 1:
         raise GrowpruneError(f"multiple: a whole number from 1 on, not {multiple!r}")
     if granularity == "weight" and multiple > 1:
         raise GrowpruneError("multiple is for filters: of single weights any number can go")
@@ -119,7 +130,7 @@ def unheld(model: nn.Module) -> None:
 
 def trainable(model: nn.Module, groups: Groups, names: Iterable[str]) -> None:
     """All that cannot be pushed at once, in as few names as will do in ignore=; or the scope that does not push it."""
-    own, filters = dict(model.named_parameters()), {s.tensor for s in groups.of_role("filter")}
+    own, filters = dict(model.named_parameters()), {s.tensor for s in groups.of_role(*MAKERS)}
     frozen = [name for name in names if not own[name].requires_grad]
     training = [name for name, p in own.items() if p.requires_grad]
     if not frozen:
@@ -149,19 +160,21 @@ def apart(name: str, others: Iterable[str]) -> str:
 
 
 def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
-    """Tell, once, of a layer that the example does not reach and that may read, in another call, what goes.
+    """Tell, once, of a layer or norm that the example does not reach and that may read, in another call, what goes.
 
     Whose channels it reads nobody can know. So only of one that takes in just as many as a layer makes that loses some,
     and of a module that is not reached at all only its first layer: the others read what is made there.
     """
-    missed = [name for name, why in groups.stays.items() if why == UNREACHED]
-    met = [name for name, module in model.named_modules() if isinstance(module, LAYERS) and name not in missed]
+    every = [name for name, it in model.named_modules() if isinstance(it, LAYERS) or name in groups.missed]
+    missed = [name for name in every if groups.stays.get(name) == UNREACHED or name in groups.missed]
+    met = [name for name in every if name not in missed]
     entries = {apart(f"{name}.weight", met): name for name in reversed(missed)}
     names = {layer.name for layer in losing}
     made = {len(s.units): layer_name(s.tensor) for s in groups.of_role("filter") if layer_name(s.tensor) in names}
     for name in reversed(entries.values()):
         layer: Any = model.get_submodule(name)
-        maker = made.get(layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels)
+        widths = (getattr(layer, each, None) for each in ("in_features", "in_channels", "num_features", "num_channels"))
+        maker = made.get(next(width for width in widths if width is not None))
         if maker is not None:
             warnings.warn(
                 f"the example does not reach '{name}', which takes in as many channels as '{maker}' makes: if a call "
@@ -169,6 +182,30 @@ def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
                 stacklevel=3,
             )
             return
+
+
+def optimizers(given: Any) -> list[torch.optim.Optimizer]:
+    """Those that are to go on with the smaller network: none, one, or several."""
+    several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    found = [within(each) for each in several if each is not None]
+    for each in found:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise GrowpruneError(
+                f"compact: optimizer= takes a torch optimizer, or several in a list, not {full_name(type(each))}"
+            )
+    return found
+
+
+def left_out(small: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Tell of parameters that would not be trained any more: another optimizer may have done that."""
+    holding = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    missed = [name for name, p in small.named_parameters() if p.requires_grad and id(p) not in holding]
+    if missed:
+        more = f" and {len(missed) - 1} more" if missed[1:] else ""
+        warn(
+            f"compact: none of the optimizers given holds '{missed[0]}'{more}: if another one trains them, give "
+            "optimizer=[both], or it goes on with those of before"
+        )
 
 
 def optimizer(given: Any) -> torch.optim.Optimizer:

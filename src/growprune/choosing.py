@@ -24,14 +24,22 @@ WORTH_COMPILING = 200.0
 tried."""
 
 
-def choose(step: Step, asked: Config, steps: int, say: Callable[[str], None]) -> Choice:
-    """The fastest way to compute this step on this GPU, by trying; what `asked` (a Config) fixes stays fixed.
+def nothing() -> None:
+    """Of whoever has nothing to heed between two trials."""
+
+
+def choose(
+    step: Step, asked: Config, steps: int, say: Callable[[str], None], heed: Callable[[], None] = nothing
+) -> Choice:
+    """The fastest way to compute this step on this GPU, by trying; what `asked` (a Config) fixes stays fixed. `heed` is
+    called before each trial, and may raise.
 
     Where the same bits are wanted each time, nothing may hang on the clock: then by rule, which is what mostly wins.
     """
     by_rule = torch.are_deterministic_algorithms_enabled()
 
     def trial(choice: Choice) -> Choice:
+        heed()
         try:
             step.use(choice)
             step.capture()
@@ -54,12 +62,14 @@ def choose(step: Step, asked: Config, steps: int, say: Callable[[str], None]) ->
     if by_rule:
         layouts, precisions = layouts[:1], precisions[:1]
     try:
-        best = min((trial(Choice(each, layouts[0])) for each in precisions), key=pace)
+        best = trial(Choice(precisions[0], layouts[0]))
     except RuntimeError as error:  # it reads from the device, as with .item()
         say(f"this network's step cannot be captured as a CUDA graph, so it runs eagerly: {line(error)}")
         return Choice(precisions[0], layouts[0], captured=False)
+    best = min([best, *(another(Choice(each, layouts[0])) for each in precisions[1:])], key=pace)
     best = min([best, *(another(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
     if asked.kernels != "off" and best.precision == "bf16" and best.layout == "channels_last":
+        step.use(best)  # whose weights lie as they will when it is trained
         example = step.feed.normalized(step.feed(step.count)[0], torch.bfloat16)
         found = convolutions.faster(step.net, example, by_rule or asked.kernels == "on")
         if found:
@@ -70,7 +80,10 @@ def choose(step: Step, asked: Config, steps: int, say: Callable[[str], None]) ->
     if pace(best) < math.inf and (asked.compile == "on" or (asked.compile == "auto" and long)):
         best = compiled(best, trial, asked.compile == "on", say)
     if pace(best) == math.inf:
-        raise GrowpruneError("the GPU's memory does not hold one training step: choose a smaller --batch")
+        raise GrowpruneError(
+            "the GPU's memory does not hold one training step: choose a smaller --batch, or "
+            "--parallel where several runs share it"
+        )
     return best
 
 
@@ -130,16 +143,22 @@ Measured = dict[Hashable, tuple[Choice, Choice | None]]
 
 
 def tried(
-    step: Step, asked: Config, steps: int, say: Callable[[str], None], measured: Measured, known: Hashable
+    step: Step,
+    asked: Config,
+    steps: int,
+    say: Callable[[str], None],
+    measured: Measured,
+    known: Hashable,
+    heed: Callable[[], None] = nothing,
 ) -> tuple[Choice, Choice | None]:
     """The fastest way, and where the same bits are wanted also that which is fastest without them. `known` says what
     the step is, besides its network and what was asked for: for the same one nothing is tried twice."""
     shapes = tuple((name, p.shape, p.requires_grad) for name, p in step.net.named_parameters())
     known = known, asked.model, asked.precision, asked.layout, asked.compile, asked.kernels, steps, shapes
     if known not in measured:
-        best, free = choose(step, asked, steps, say), None
+        best, free = choose(step, asked, steps, say, heed), None
         if asked.deterministic:
             with determinism(False):
-                free = choose(step, replace(asked, compile="off"), steps, lambda _: None)
+                free = choose(step, replace(asked, compile="off"), steps, lambda _: None, heed)
         measured[known] = best, free
     return measured[known]

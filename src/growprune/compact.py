@@ -10,7 +10,9 @@ The model is never changed in place but by `hold`; `cut` works on a copy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,9 +24,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.copying import copied
 from growprune.errors import GrowpruneError, line, warn
-from growprune.groups import Groups, gone, owner
+from growprune.groups import MAKERS, Groups, gone, owner
 from growprune.holding import keep_zero
-from growprune.running import call, in_mode, quietly, switched, tensors, whole_operators
+from growprune.running import call, in_mode, leaves, quietly, switched, tensors, whole_operators
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
@@ -129,29 +131,65 @@ def regroup(module: nn.Module, channels: int, before: int) -> None:
 # -- folding -------------------------------------------------------------------------------------------------------
 
 
-class Onward(TorchDispatchMode):
-    """Watches the layers that read vanished channels and notes what those channels add to their output, on average."""
+@dataclass
+class Sent:
+    """What one call of a layer adds to its output for the vanished channels that it reads, on average; and who takes
+    that output in: norms by their running means, "" for anything else."""
 
-    def __init__(self, model: nn.Module, lost: Mapping[str, Tensor]) -> None:
+    weight: str
+    mean: Tensor
+    readers: list[str] = field(default_factory=list)
+
+
+CALLS = {
+    **{f"conv{n}d": (0, 1, 1) for n in (1, 2, 3)},
+    **{f"conv_transpose{n}d": (0, 1, 0) for n in (1, 2, 3)},
+    "linear": (0, 1, 1),
+    "addmm": (1, 2, 0),
+}
+"""Operators of layers: which arguments are the input and the weight, and along which of its dimensions that reads."""
+
+
+class Onward(TorchDispatchMode):
+    """Watches the layers that read vanished channels, and notes what those channels add to their outputs."""
+
+    def __init__(self, model: nn.Module, lost: Mapping[tuple[str, int], Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names = {id(t): name for name, t in tensors(model).items()}
         self.lost = lost
-        self.sent: dict[str, Tensor] = {}
+        self.sent: list[Sent] = []
+        self.made: dict[int, tuple[Tensor, Sent]] = {}  # by a call's output, which is kept so that its id stays its own
+        self.normed: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        kind = func._overloadpacket.__name__
-        name = self.names.get(id(args[1]), "") if kind in ("conv1d", "conv2d", "conv3d", "linear") else ""
-        if name in self.lost:
-            x, rest = args[0], args[3:]
-            dim = x.dim() - 1 if kind == "linear" else x.dim() - args[1].dim() + 1
+        kind, mean = func._overloadpacket.__name__, ""
+        if kind in ("batch_norm", "instance_norm") and args[3] is not None:
+            mean = self.names.get(id(args[3]), "")
+            self.normed[mean] += 1
+        self.taken((args, kwargs), mean)
+        out = func(*args, **kwargs)
+        place, of, dim = CALLS.get(kind, (0, 0, 0))
+        name = self.names.get(id(args[of]), "") if of else ""
+        if (name, dim) in self.lost:
+            x, along = args[place], args[place].dim() - (args[of].dim() if kind.startswith("conv") else 2) + 1
             shape = [1] * x.dim()
-            shape[dim] = -1
-            alone = func(x * self.lost[name].to(x).view(shape), args[1], None, *rest)
-            out_dim = alone.dim() - 1 if kind == "linear" else dim
+            shape[along] = -1
+            own = [x * self.lost[name, dim].to(x).view(shape), args[of]]
+            alone = torch.mm(*own) if kind == "addmm" else func(*own, None, *args[3:], **kwargs)
             if alone.numel():  # a call on nothing (a detector that found no box) tells nothing
-                self.sent.setdefault(name, alone.movedim(out_dim, 0).reshape(alone.shape[out_dim], -1).mean(1))
-        return func(*args, **kwargs)
+                self.sent.append(Sent(name, alone.movedim(along, 0).reshape(alone.shape[along], -1).mean(1)))
+                self.made[id(out)] = out, self.sent[-1]
+        return out
+
+    def taken(self, values: Any, by: str) -> None:
+        for t in leaves(values):
+            if id(t) in self.made:
+                self.made[id(t)][1].readers.append(by)
+
+    def alone(self, sent: Sent) -> bool:
+        """Does a norm take in what this call makes, and nobody else, and that norm nothing else?"""
+        return len(sent.readers) == 1 and self.normed[sent.readers[0]] == 1 and sent.readers[0] != ""
 
 
 @torch.no_grad()
@@ -162,36 +200,66 @@ def fold(
 
     A filter whose weights are zero sends act(β) onward, β its norm's shift (or its bias), if the norm's mean followed
     them to zero; if that was fixed at μ, act(β − γμ/σ). The model runs once with the pruned filters' weights at zero,
-    and with their norms' scales and means if these followed, so that every activation in between is its own; what the
-    vanished channels then add to each reader's output (zero padding included) is averaged and folded.
+    so that every activation in between is its own; what the vanished channels then add to each reader's output (zero
+    padding included) is averaged and folded: over its calls, if there are several, but for those whose output a norm of
+    their own takes in.
     """
     ghost = switched(copied(model), training=False)
-    full = tensors(ghost)
-    for s in groups.of_role("filter") if fixed_norm else groups.of_role("filter", "scale", "mean"):
-        if s.dim is not None:
-            lost = gone(pruned, s.units).nonzero().flatten()
-            full[s.tensor].index_fill_(s.dim, lost.to(full[s.tensor].device), 0.0)
+    vanished(ghost, groups, pruned, fixed_norm)
     reads = {
-        s.tensor: gone(pruned, groups.grouped.get(s.tensor, s.units)) for s in groups.slices if s.read and s.dim == 1
+        (s.tensor, s.dim): gone(pruned, groups.grouped.get(s.tensor, s.units))
+        for s in groups.slices
+        if s.read and s.dim is not None
     }
-    watch = Onward(ghost, {name: lost for name, lost in reads.items() if bool(lost.any())})
+    watch = Onward(ghost, {key: lost for key, lost in reads.items() if bool(lost.any())})
     with whole_operators(ghost), watch:
-        call(ghost, example_input)
+        output = call(ghost, example_input)
+    watch.taken(output, "")
     cuts, new = kept_indices(groups, pruned), tensors(small)
-    for weight, sent in watch.sent.items():
-        for dim, indices in cuts.get(weight, ()):
-            sent = sent[indices.to(sent.device)] if dim == 0 else sent
+    for weight in dict.fromkeys(sent.weight for sent in watch.sent):
+        calls = [sent for sent in watch.sent if sent.weight == weight]
+        made_dim = next(1 - dim for name, dim in watch.lost if name == weight)
+        kept = [indices for dim, indices in cuts.get(weight, ()) if dim == made_dim]
+
+        def left(mean: Tensor, kept: Sequence[Tensor] = kept) -> Tensor:
+            return mean[kept[0].to(mean.device)] if kept else mean
+
+        sent = left(torch.stack([each.mean for each in calls]).mean(0))
         if groups.biases.get(weight):
             new[groups.biases[weight]].add_(sent)
-        elif weight in groups.norms:
-            new[groups.norms[weight]].sub_(sent)
+        elif all(watch.alone(each) for each in calls):
+            for each in calls:
+                new[each.readers[0]].sub_(left(each.mean))
         elif weight not in groups.biases and bool(sent.any()):
             give_bias(small.get_submodule(owner(weight)), sent)
 
 
+@torch.no_grad()
+def vanished(ghost: nn.Module, groups: Groups, pruned: Tensor, fixed_norm: bool) -> None:
+    """Set the pruned filters' weights to zero, and what norms have kept of them to what that becomes: the mean to what
+    the layer still sends, its bias. With the norm's scale at zero too it is no matter what else the norm takes in."""
+    full = tensors(ghost)
+    lost = {s.tensor: gone(pruned, s.units).nonzero().flatten() for s in groups.slices if s.role == "mean"}
+    followed = {owner(mean) for mean in lost}
+    for s in groups.of_role(*MAKERS) if fixed_norm else groups.of_role(*MAKERS, "scale", "mean"):
+        if s.dim is not None and (s.role != "scale" or owner(s.tensor) in followed):
+            there = gone(pruned, s.units).nonzero().flatten()
+            full[s.tensor].index_fill_(s.dim, there.to(full[s.tensor].device), 0.0)
+    for weight, mean in groups.norms.items() if not fixed_norm else ():
+        bias = groups.biases.get(weight)
+        if bias and mean in lost:
+            there = lost[mean].to(full[mean].device)
+            full[mean][there] = full[bias][there].to(full[mean].dtype)
+
+
+BIASED = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
+)  # fmt: skip
+
+
 def give_bias(module: nn.Module, bias: Tensor) -> None:
     """A standard layer without bias gets one, to hold what its vanished channels sent; other forwards are not ours."""
-    if type(module).forward in {kind.forward for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)}:
+    if type(module).forward in {kind.forward for kind in BIASED}:
         module.register_parameter("bias", nn.Parameter(bias.clone()))
 
 
@@ -231,14 +299,18 @@ def take_in(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter],
     that an optimizer made for the network when it is loaded again can take this one's state."""
     order = {id(p): place for place, p in enumerate(named.values())}
     weight = named[f"{owner(name)}.weight"]
-    holders = [group["params"] for group in optimizer.param_groups]
-    home = next((params for params in holders if any(p is weight for p in params)), None)
+    groups = optimizer.param_groups
+    home = next((group for group in groups if any(p is weight for p in group["params"])), None)
     if home is None:  # the weight does not train here, nor does its bias
         return
-    if not any(p.dim() < 2 for p in home if id(p) in order):
-        home = next((ps for ps in holders if any(id(p) in order for p in ps) and all(p.dim() < 2 for p in ps)), home)
-    later = [i for i, p in enumerate(home) if order.get(id(p), -1) > order[id(named[name])]]
-    home.insert(later[0] if later else len(home), named[name])
+    if not any(p.dim() < 2 for p in home["params"] if id(p) in order):
+        ours = (group for group in groups if any(id(p) in order for p in group["params"]))
+        home = next((group for group in ours if all(p.dim() < 2 for p in group["params"])), home)
+    later = [i for i, p in enumerate(home["params"]) if order.get(id(p), -1) > order[id(named[name])]]
+    place = later[0] if later else len(home["params"])
+    home["params"].insert(place, named[name])
+    if "param_names" in home:  # an optimizer that was made of named parameters
+        home["param_names"].insert(place, name)
 
 
 def watch_left_behind(
@@ -262,7 +334,8 @@ def watch_left_behind(
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Estimate batch-norm statistics anew, as the mean over the batches; every module keeps its mode.
+    """Estimate batch-norm statistics anew, as the mean over the batches; every module keeps its mode, and norms that no
+    batch reaches keep their statistics.
 
     A batch is an input as the example is (a tensor, or a dict of them), or begins with one, as (input, target) does.
     """
@@ -270,6 +343,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
         raise GrowpruneError(f"compact: calibrate= takes batches to go through, not {batches!r}")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
+    before = [[each.clone() for each in statistics(norm)] for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # all batches count alike
@@ -284,10 +358,19 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
                     f"inputs as a tuple; on one of these it fails: {line(error)}"
                 ) from error
             number += 1
-    for norm, momentum in zip(norms, momenta, strict=True):
+    for norm, momentum, own in zip(norms, momenta, before, strict=True):
         norm.momentum = momentum
+        if own and not bool(norm.num_batches_tracked):
+            for now, then in zip(statistics(norm), own, strict=True):
+                now.copy_(then)
     if not number:
         raise GrowpruneError("compact: calibrate= holds no batch")
+
+
+def statistics(norm: _BatchNorm) -> list[Tensor]:
+    """None where it keeps none."""
+    every = norm.running_mean, norm.running_var, norm.num_batches_tracked
+    return [each for each in every if each is not None]
 
 
 # -- single weights ------------------------------------------------------------------------------------------------

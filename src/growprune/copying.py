@@ -9,10 +9,14 @@ from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from growprune.errors import GrowpruneError, line
+
+DEEPLY_COPIED = torch.strided, torch.sparse_coo
+"""Layouts of tensors that deepcopy knows."""
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -20,6 +24,7 @@ def copied(model: nn.Module) -> nn.Module:
     methods are hooks stay the user's own; parameters keep the attributes that were put on them."""
     kept = tree_leaves([{k: v for k, v in vars(m).items() if not k.startswith("_")} for m in model.modules()])
     memo: dict[int, Any] = {id(t): t.detach().clone() for t in kept if isinstance(t, Tensor) and not t.is_leaf}
+    memo |= {id(t): t.detach().clone() for t in model.buffers() if t.layout not in DEEPLY_COPIED}
     for module in model.modules():
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             owner = getattr(hook, "__self__", None)

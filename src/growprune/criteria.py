@@ -20,9 +20,9 @@ from growprune import curvature
 from growprune.copying import copied
 from growprune.curvature import Loss
 from growprune.errors import GrowpruneError, line, nearest
-from growprune.groups import Groups, Layer
+from growprune.groups import MAKERS, Groups, Layer
 from growprune.ratios import pruned_of, rounded
-from growprune.running import call, switched, tensors
+from growprune.running import call, exact, switched, tensors
 
 Batches = Iterable[tuple[Any, Any]]
 
@@ -110,7 +110,7 @@ class OBD(Criterion):
             for _ in range(self.probes):
                 found = gradients(curvature.probe(self.loss, output, y, generator), net, retain_graph=True)
                 for name, g in found.items():
-                    total[name] = total.get(name, 0) + curvature.exact(g).square() / self.probes
+                    total[name] = total.get(name, 0) + exact(g).square() / self.probes
             return total
 
         found = average(self.batches, model, example_input, diagonal)
@@ -164,14 +164,14 @@ def find(criterion: str | Criterion | Callable[[Tensor], Tensor]) -> Criterion:
 class Rows:
     """Lays tensors shaped like the parameters out as one matrix a layer: a row a unit, its filters side by side.
 
-    The indices are made once and live on the device, so that laying out waits for nothing.
+    In float32 at least. The indices are made once and live on the device, so that laying out waits for nothing.
     """
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.single = {int(s.units.min()): s.tensor for s in groups.slices if s.dim is None}
         self.parts: dict[int, list[tuple[str, int, Tensor, Tensor]]] = {}
         starts = torch.tensor([layer.start for layer in groups.layers])
-        for s in groups.of_role("filter"):
+        for s in groups.of_role(*MAKERS):
             if s.dim is None:
                 continue
             within = torch.searchsorted(starts, s.units[s.units >= 0], right=True) - 1
@@ -183,10 +183,10 @@ class Rows:
 
     def __call__(self, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
         if layer.start in self.single:
-            return values[self.single[layer.start]].detach().reshape(-1, 1)
+            return exact(values[self.single[layer.start]].detach()).reshape(-1, 1)
         found = []
         for tensor, dim, index, real in self.parts[layer.start]:
-            rows = values[tensor].detach().movedim(dim, 0).flatten(1)[index]
+            rows = exact(values[tensor].detach()).movedim(dim, 0).flatten(1)[index]
             found.append((rows * real[:, :, None]).flatten(1))
         return torch.cat(found, dim=1)
 
@@ -225,7 +225,7 @@ def scores(
         if not isinstance(found, Tensor) or found.shape != (layer.size,):
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise GrowpruneError(f"criterion: need one score a row of '{layer.name}', shape ({layer.size},), not {got}")
-        result.append(found.float())
+        result.append(exact(found))
     every = torch.cat(result)
     if bool(torch.isnan(every).any()):
         raise GrowpruneError("criterion: some scores are NaN, so what goes would be chance")
@@ -281,7 +281,9 @@ def average(
     measured: Callable[[nn.Module, Any, Any], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """The mean of a measurement over batches, on a copy in evaluation mode: the model itself is not touched."""
-    net = switched(copied(model), training=False).requires_grad_(True)
+    net = switched(copied(model), training=False)
+    for p in net.parameters():
+        p.requires_grad_(p.is_floating_point() or p.is_complex())
     device = next(net.parameters()).device
     if batches is None:
         warnings.warn(
@@ -312,7 +314,8 @@ def average(
                 f"criterion: model and loss fail on a batch: {type(error).__name__}: {line(error)}"
             ) from error
         for name, value in found.items():
-            total[name] = total[name] + value.detach() if name in total else value.detach()
+            value = exact(value.detach())
+            total[name] = total[name] + value if name in total else value
         number += 1
     if number == 0:
         raise GrowpruneError("criterion: its batches are empty")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.errors import GrowpruneError
+from growprune.running import exact
 
 Loss = Callable[[Any, Any], Tensor]
 WIDEST = 4096
@@ -118,11 +119,6 @@ def along_any(loss: Loss, output: Any, target: Any, generator: torch.Generator) 
 def flat(parts: Any) -> Tensor:
     """A row a sample, all parts side by side."""
     return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
-
-
-def exact(value: Tensor) -> Tensor:
-    """In float32 at least: squares and sums of half-precision numbers vanish or overflow."""
-    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def shape_of(value: Any) -> str:

@@ -23,15 +23,16 @@ class ElsewhereError(GrowpruneError):
 
 
 class StoppedError(BaseException):
-    """Someone asked the run to stop: `step` is saved. `at_once`: from wherever it was, with no save of its own.
+    """Someone asked the run to stop: `step` is saved. `at_once`: from wherever it was, with no save of its own; `lost`:
+    what was done since is gone.
 
     Like KeyboardInterrupt it is no Exception: what tries things out, and takes an exception for an answer, must not
     take this one.
     """
 
-    def __init__(self, step: int, signal: int = 2, at_once: bool = False) -> None:
-        super().__init__(f"stopped at step {step}; all is saved")
-        self.step, self.signal, self.at_once = step, signal, at_once
+    def __init__(self, step: int, signal: int = 2, at_once: bool = False, lost: bool = False) -> None:
+        super().__init__(f"stopped at step {step}; {'what was done since is lost' if lost else 'all is saved'}")
+        self.step, self.signal, self.at_once, self.lost = step, signal, at_once, lost
 
 
 def told(error: BaseException) -> str | None:

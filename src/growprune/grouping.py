@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.copying import copied
-from growprune.errors import GrowpruneError, line, nearest
-from growprune.groups import TIED, Granularity, Groups, Layer, Slice, layer_name
+from growprune.errors import GrowpruneError, line, nearest, warn
+from growprune.groups import TIED, Granularity, Groups, Layer, Slice, layer_name, owner
 from growprune.holding import held
 from growprune.rules import find_rule
-from growprune.running import call, leaves, placed, switched, tensors, whole_operators
+from growprune.running import call, leaves, placed, switched, tensors, to_train_on, whole_operators
 from growprune.trace import FIXED, INPUT, Trace, Tracer
 
 RETURNED = "it makes what the model returns"
@@ -31,6 +32,7 @@ ZEROS = "single weights of it are held at zero", "a layer with weights held at z
 USED_WHOLE = "a tensor of it is used as a whole"
 UNREAD = "no layer reads what it makes"
 LAYERS = (_ConvNd, nn.Linear)
+NORMS = (_NormBase, nn.GroupNorm)
 NO_LAYERS = (nn.LayerNorm, nn.RMSNorm, nn.ParameterList, nn.ParameterDict)
 COMPUTED = "its weights are computed before each use"
 BUFFER = "its weight is a buffer, which nothing trains"
@@ -55,6 +57,11 @@ def build(
     found = trace(model, example_input)
     if not (found.operations or found.work):
         raise GrowpruneError("the model has no convolution or linear layer that its forward uses")
+    if not found.returned and granularity == "filter":
+        warn(
+            "the model puts out no numbers on the example (no box found, say), so there is nothing to prove a removal "
+            "by: give an example on which it does"
+        )
     untouched = dict.fromkeys(ignored(model, ignore), IGNORED)
     if not found.operations:  # only such as nothing cuts
         made = Groups((), (), {}, {}, {}, {}, (), granularity)
@@ -63,8 +70,9 @@ def build(
     else:
         zeros = {id(m._parameters[name]) for m in model.modules() for name, _ in held(m)}
         whole = dict.fromkeys((name for name, t in tensors(model).items() if id(t) in zeros), ZEROS)
-        made = filters(found, coupled, whole | untouched, stem)
-    return replace(made, stays=others(model, found) | neither(model, found, made) | made.stays)
+        made = filters(found, set(dict(model.named_parameters())), coupled, whole | untouched, stem)
+    stays = others(model, found) | neither(model, found, made) | made.stays
+    return replace(made, stays=stays, missed=passed_over(model, found))
 
 
 def others(model: nn.Module, found: Trace) -> dict[str, str]:
@@ -83,6 +91,20 @@ def others(model: nn.Module, found: Trace) -> dict[str, str]:
             elif name not in met:  # in training neither
                 result[path] = UNREACHED
     return result
+
+
+def passed_over(model: nn.Module, found: Trace) -> tuple[str, ...]:
+    """Norms that did not run, while another beside them, as wide, did: most likely it is chosen among them."""
+    met, names = {name for name, _ in found.labels} | found.pinned, {id(t): name for name, t in tensors(model).items()}
+    ran: dict[str, bool] = {}
+    kinds: dict[str, tuple[str, int]] = {}
+    for path, module in model.named_modules():
+        own = {names[id(t)] for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))}
+        if isinstance(module, NORMS) and own:
+            width = module.num_features if isinstance(module, _NormBase) else module.num_channels
+            ran[path], kinds[path] = not met.isdisjoint(own), (owner(path), width)
+    chosen = {kinds[path] for path, did in ran.items() if did}
+    return tuple(path for path, did in ran.items() if not did and kinds[path] in chosen)
 
 
 def neither(model: nn.Module, found: Trace, made: Groups) -> dict[str, str]:
@@ -125,17 +147,16 @@ def follow(tracer: Tracer, model: nn.Module, example_input: Any) -> None:
         output = call(model, example_input)
     for t in leaves(output):
         tracer.pin(tracer.of(t), RETURNED)
+        tracer.trace.returned += t.numel() if tracer.first else 0
 
 
 def trace_training(tracer: Tracer, model: nn.Module, example_input: Any) -> None:
     """Training may use more than evaluation does (auxiliary heads), and return more: that run ties and pins it too.
 
-    On twice the example if need be, since batch norm refuses to train on one value. Of a model that cannot run so
-    nothing is known.
+    Of a model that cannot run so nothing is known.
     """
     tracer.first = False
-    double = tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, example_input)
-    for example in (example_input, double):
+    for example in to_train_on(example_input):
         with suppress(Exception):
             follow(tracer, switched(model, training=True), example)
             return
@@ -161,7 +182,9 @@ def ignored(model: nn.Module, ignore: Iterable[str | nn.Module]) -> set[str]:
 # -- filters -------------------------------------------------------------------------------------------------------
 
 
-def filters(found: Trace, coupled: bool, untouched: Mapping[str, tuple[str, str]], with_stem: bool) -> Groups:
+def filters(
+    found: Trace, parameters: set[str], coupled: bool, untouched: Mapping[str, tuple[str, str]], with_stem: bool
+) -> Groups:
     """Every class of tied channels that some layer makes is a unit, unless a rule above keeps it."""
     classes = found.components()
     stays = torch.zeros(found.count, dtype=torch.bool)
@@ -191,11 +214,12 @@ def filters(found: Trace, coupled: bool, untouched: Mapping[str, tuple[str, str]
         every = torch.unique(classes[labels])
         own = every[~stays[every] & (unit_of[every] < 0)]
         alone = stem and not bool(tied[own].any())  # a stem that is part of a residual stream goes as the stream does
-        if len(own) == 0 or (alone and not with_stem):
+        if len(own) == 0 or (alone and not with_stem) or tensor not in parameters:
             stays[own] = True
             if bool((unit_of[every] < 0).all()):
                 told = reasons[labels]
-                softer = why_by_choice(held_back=len(own) > 0, tied=bool(tied[every].any()))
+                softer = why_by_choice(held_back=alone and len(own) > 0, tied=bool(tied[every].any()))
+                softer = softer if tensor in parameters else BUFFER
                 why = found.fixed[int(told[0])][1] if bool((told >= 0).all()) else softer
                 whole[layer_name(tensor)] = untouched[tensor][0] if tensor in untouched else why
             continue

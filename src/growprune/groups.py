@@ -21,6 +21,8 @@ from growprune.trace import Role
 
 Granularity = Literal["filter", "weight"]
 TIED = "it is tied to a layer that stays"
+MAKERS: tuple[Role, Role] = "filter", "table"
+"""What makes channels: a layer's filters, and an embedding's columns where these are tied to filters."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Groups:
     which its new number of groups follows. `norms`: the batch norm (by its running mean) that takes in a layer's output
     directly; `biases`: each layer's own bias. `positions`: how often one forward uses each weight of a layer. `order`:
     all layers, prunable or not. `stays`: those of them that lose nothing in any case, and why; and layers that did not
-    run. `work`: MACs of layers whose weights are never cut, and the units of the channels that they make.
+    run. `work`: MACs of layers whose weights are never cut, and the units of the channels that they make. `missed`:
+    norms that did not run, others beside them did.
     """
 
     layers: tuple[Layer, ...]
@@ -79,6 +82,7 @@ class Groups:
     granularity: Granularity
     stays: dict[str, str] = field(default_factory=dict)
     work: tuple[tuple[int, Tensor], ...] = ()
+    missed: tuple[str, ...] = ()
 
     @property
     def units(self) -> int:

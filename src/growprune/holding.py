@@ -22,12 +22,17 @@ MASK = "_growprune_held"
 HELD: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """Held weights and their masks, for the hook that runs after every optimizer's step."""
 
+HOOKED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Those of them whose gradients pass through `zeroed`; a frozen one does when it trains again."""
+
 
 def keep_zero(module: nn.Module, name: str, keep: Tensor) -> None:
     weight = module._parameters[name]
     assert weight is not None
-    known = dict(held(module))
-    module.register_buffer(f"{name}{MASK}", keep.to(weight.device), persistent=False)
+    known, keep = dict(held(module)), keep.to(weight.device)
+    if name in known:  # pruned before: what was zero stays zero
+        keep = keep & known[name].to(weight.device)
+    module.register_buffer(f"{name}{MASK}", keep, persistent=False)
     if not known:
         module.register_forward_pre_hook(Hold())
         module.register_load_state_dict_post_hook(rezero)
@@ -66,10 +71,10 @@ class Hold:
     def arm(self) -> None:
         watch_every_optimizer()
         for weight, mask in self.weights:
-            known = HELD.get(weight)
-            if known is None and weight.requires_grad:
+            if weight.requires_grad and weight not in HOOKED:
+                HOOKED[weight] = True
                 weight.register_hook(partial(zeroed, weakref.ref(weight)))
-            if known is not mask:
+            if HELD.get(weight) is not mask:
                 HELD[weight] = mask
                 weight.masked_fill_(~mask.to(weight.device), 0.0)
 

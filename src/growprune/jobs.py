@@ -1,7 +1,7 @@
 """Running jobs: one alone or in many processes, or several in turn (`several`); and stopping them.
 
 Ctrl-C, SIGTERM and a closed terminal end a run after its present step, saved. Threads, determinism, signals and the
-working folder are put back afterwards.
+working folder are put back afterwards (but for CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads once).
 """
 
 from __future__ import annotations
@@ -208,8 +208,10 @@ def heeding(jobs: Sequence[Job]) -> Iterator[Sequence[int]]:
         for job in jobs:
             job.stopping = True
         patient = bool(jobs) and distributed.launched()
-        if not patient and (len(asked) > 1 or all(job.settled for job in jobs)):
-            raise StoppedError(max((job.safe for job in jobs), default=0), number, at_once=True)
+        settled = all(job.settled for job in jobs)
+        if not patient and (len(asked) > 1 or settled):
+            step = max((job.safe for job in jobs), default=0)
+            raise StoppedError(step, number, at_once=True, lost=not settled)
 
     try:
         heard = [signal.SIGINT, signal.SIGTERM]
@@ -221,7 +223,7 @@ def heeding(jobs: Sequence[Job]) -> Iterator[Sequence[int]]:
     try:
         yield asked
     except StoppedError as stopped:
-        raise StoppedError(stopped.step, asked[-1] if asked else signal.SIGINT) from None
+        raise StoppedError(stopped.step, asked[-1] if asked else signal.SIGINT, lost=stopped.lost) from None
     finally:
         for each, handler in before.items():
             signal.signal(each, signal.SIG_IGN if asked and distributed.launched() else handler)

@@ -169,7 +169,10 @@ def bring(
     if (there := _here.get(key)) is not None:
         return there
     need, free = needed(dataset, resolution), room(device)
-    out = f"--keep device: the images take {need / GB:.1f} GB there, {free / GB:.1f} GB are free; give --keep files"
+    out = (
+        f"--keep device: the images take {need / GB:.1f} GB there, {free / GB:.1f} GB are free: make room, or begin a "
+        "run with --keep files"
+    )
     if need > free:
         raise GrowpruneError(out)
     progress = Reading(len(dataset.train) + len(dataset.test), need, say)

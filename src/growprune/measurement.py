@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,7 @@ def speedup(before: Measurement, after: Measurement) -> float:
 @torch.no_grad()
 def sparsity(model: nn.Module) -> float:
     """The share of parameters that are exactly zero."""
+    _a_module(model)
     total = zeros = 0
     for parameter in model.parameters():
         total += parameter.numel()
@@ -89,7 +90,8 @@ def sparsity(model: nn.Module) -> float:
 @torch.no_grad()
 def weight_sparsity(model: nn.Module) -> float:
     """The same of convolutions' and linear layers' weights alone, as published sparsities count them."""
-    weights = [m.weight for m in model.modules() if isinstance(m, (_ConvNd, nn.Linear))]
+    every = (m.weight for m in model.modules() if isinstance(m, (_ConvNd, nn.Linear)))
+    weights = {id(weight): weight for weight in every}.values()  # one that several layers share counts once
     zeros = sum(weight.numel() - int(torch.count_nonzero(weight)) for weight in weights)
     return zeros / max(1, sum(weight.numel() for weight in weights))
 
@@ -100,14 +102,17 @@ def latency(model: nn.Module, example_input: Example, *, repeats: int = 30, warm
     On CUDA it is the time between two events on the device; elsewhere the wall clock's. The example decides
     the batch size and the layout; an autocast around the call decides the precision.
     """
-    if repeats < 1:
-        raise GrowpruneError(f"latency: repeats must be 1 or more, not {repeats}")
+    for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
+        if not isinstance(value, int) or value < least:
+            raise GrowpruneError(f"latency: {name} must be a whole number, {least} or more, not {value!r}")
     model = _inner(model, compiled=False)
     with _left_as_found(model):
         for _ in range(warmup):
             _call(model, example_input)
-        clock = _cuda_seconds if _on_cuda(model, example_input) else _wall_seconds
-        return statistics.median(clock(lambda: _call(model, example_input)) for _ in range(repeats))
+        device = _cuda_device(model, example_input)
+        with torch.cuda.device(device) if device is not None else nullcontext():
+            clock = _cuda_seconds if device is not None else _wall_seconds
+            return statistics.median(clock(lambda: _call(model, example_input)) for _ in range(repeats))
 
 
 # Operators that make, move or pick data without computing on it. Views are known by their schema; whatever is
@@ -200,10 +205,16 @@ def _call(model: nn.Module, example_input: Example) -> Any:
 
 def _inner(model: nn.Module, compiled: bool) -> nn.Module:
     """The module inside DDP or DataParallel, whose forward would wait for others; or `compiled` by torch."""
+    _a_module(model)
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return _inner(model.module, compiled)
     original = getattr(model, "_orig_mod", None)
     return _inner(original, compiled) if compiled and isinstance(original, nn.Module) else model
+
+
+def _a_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise GrowpruneError(f"need a torch.nn.Module to measure, not {type(model).__name__}")
 
 
 @contextmanager
@@ -227,9 +238,10 @@ def _left_as_found(model: nn.Module) -> Iterator[None]:
             module._buffers.update(own)
 
 
-def _on_cuda(model: nn.Module, example_input: Example) -> bool:
-    tensors = [*model.parameters(), *tree_leaves(example_input)]
-    return any(isinstance(t, Tensor) and t.is_cuda for t in tensors)
+def _cuda_device(model: nn.Module, example_input: Example) -> torch.device | None:
+    """The one it runs on, if it runs on such a device: events must be its own."""
+    every = [*model.parameters(), *tree_leaves(example_input)]
+    return next((t.device for t in every if isinstance(t, Tensor) and t.is_cuda), None)
 
 
 def _wall_seconds(run: Callable[[], Any]) -> float:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from growprune.errors import GrowpruneError
-from growprune.groups import Groups, Slice, gone, owner
+from growprune.groups import MAKERS, Groups, Slice, gone, owner
 from growprune.schedule import GReg2, Penalty, Schedule
 
 Scope = Literal["filter", "path"]
@@ -160,14 +160,17 @@ class Factors:
         factors = self.flat if scale is None else self.views(scale)
         for place in sorted(set(self.places)):
             group = optimizer.param_groups[place]
-            live = [
-                (w, f)
-                for w, f, i in zip(self.weights, factors, self.places, strict=True)
-                if i == place and w.grad is not None
-            ]
-            if live:
-                weights: list[Tensor] = [w for w, _ in live]
-                (self.shrink if self.decoupled else self.pull)(weights, [f for _, f in live], group)
+            for way in (self.pull, self.shrink):
+                live = [
+                    (w, f)
+                    for w, f, i in zip(self.weights, factors, self.places, strict=True)
+                    if i == place
+                    and w.grad is not None
+                    # a gradient of a few rows (a sparse embedding's) has no room for the others' penalty
+                    and way == (self.shrink if self.decoupled or w.grad.is_sparse else self.pull)
+                ]
+                if live:
+                    way([w for w, _ in live], [f for _, f in live], group)
 
     def pull(self, weights: list[Tensor], factors: list[Tensor], group: dict[str, Any]) -> None:
         """g ← g + λ·w, or λ·sign(w): toward zero also where the optimizer climbs (`maximize`)."""
@@ -177,7 +180,8 @@ class Factors:
 
     def shrink(self, weights: list[Tensor], factors: list[Tensor], group: dict[str, Any]) -> None:
         """w ← w − lr·λ·w, or for L1 the step toward zero that stops there."""
-        steps = list(torch._foreach_mul(factors, group["lr"]))
+        lr = group["lr"]
+        steps = list(torch._foreach_mul(factors, lr.reshape(()) if isinstance(lr, Tensor) else lr))
         if self.form == "l2":
             torch._foreach_addcmul_(weights, weights, steps, value=-1.0)
         else:
@@ -196,7 +200,7 @@ class Factors:
 def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> list[Penalized]:
     """The parameters in scope that belong to layers which lose something."""
     path = scope == "path"
-    roles = {"filter", "scale", "shift"} if path else {"filter"}
+    roles = {*MAKERS, "scale", "shift"} if path else {*MAKERS}
     own = dict(model.named_parameters())
     chosen: dict[str, list[Slice]] = {}
     for s in groups.slices:
@@ -218,7 +222,7 @@ MECHANICS = ("fused", "capturable", "differentiable")
 
 def normalizes(optimizer: torch.optim.Optimizer) -> bool:
     """Does this optimizer divide the gradient's size away? Tried out: a tenfold gradient, is the way tenfold?"""
-    if isinstance(optimizer, (torch.optim.SGD, torch.optim.LBFGS)):
+    if type(optimizer) in (torch.optim.SGD, torch.optim.LBFGS):
         return False
     moved = []
     try:
@@ -233,6 +237,8 @@ def normalizes(optimizer: torch.optim.Optimizer) -> bool:
             moved.append(float(probe.detach().abs().max()))
     except Exception as error:
         kind = type(optimizer).__name__
+        if isinstance(optimizer, (torch.optim.SGD, torch.optim.LBFGS)):  # of a kind of its own, most likely no other
+            return False
         raise GrowpruneError(
             f"attach: cannot tell whether {kind} normalises gradients: say decoupled=True or False"
         ) from error

@@ -1,7 +1,8 @@
 """Proof by execution: the smaller network computes what the masked one computes, on the user's own example.
 
 The tracer may be wrong about a model's code, and that code may have widths written into it. So nothing is believed: at
-the start one unit of every layer is cut on trial, and at the end the smaller network is run beside the masked one.
+the start one unit of every layer is cut on trial, and at the end the smaller network is run beside the masked one. It
+must also run in training mode, if the model does.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from growprune.compact import cut
 from growprune.copying import copied
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, Layer, gone
-from growprune.running import call, leaves, quietly, switched, tensors
+from growprune.running import call, leaves, quietly, switched, tensors, to_train_on
 
 TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
-"""How far, relative to the largest output, a compacted network may stray from its masked self: rounding, no more."""
+"""How far, relative to the largest of an output, a compacted network may stray from its masked self: rounding, no more.
+"""
+ROUNDING = 1e-14
+"""Differences that are less than this beside the largest number of all outputs are none, even with twice the digits."""
 
 OR_SELECTS = (
     "or, if the model sorts or selects (top-k, NMS), so that rounding swaps what it picks: give another example, or "
@@ -56,7 +60,7 @@ def masked(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
 
 
 def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
-    """The largest difference of two networks' outputs (evaluation mode), relative to the largest output.
+    """The largest difference of two networks' outputs (evaluation mode), each relative to its largest.
 
     A copy of `small` runs, so that what its forward counts or keeps is left alone.
     """
@@ -65,26 +69,41 @@ def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
     for net in (trial, full):
         hooks = [m.register_forward_pre_hook(widen) for m in net.modules() if isinstance(m, _NormBase)]
         with quietly(net):
-            outs.append([t.double() for t in leaves(call(switched(net, training=False), example_input))])
+            made = leaves(call(switched(net, training=False), example_input))
+            outs.append([t.to(torch.cdouble if t.is_complex() else torch.double) for t in made])
         for hook in hooks:
             hook.remove()
     for ran, own in zip(trial.modules(), small.modules(), strict=True):
         if isinstance(own, _NormBase) and isinstance(ran, _NormBase):
             own.num_features = ran.num_features
-    return apart(*outs)
+    alike = [t.shape for t in outs[0]] == [t.shape for t in outs[1]]
+    return apart(*(telling(*outs) if alike else outs))
 
 
 def apart(those: Sequence[Tensor], these: Sequence[Tensor]) -> float:
-    """The largest difference of two networks' outputs, in double precision, relative to the largest of `these`; ∞ if
-    their shapes differ, NaN if any of it is."""
+    """The largest difference of two networks' outputs, in double precision, each relative to its own largest number; ∞
+    if their shapes differ, NaN if any of it is."""
     if [t.shape for t in those] != [t.shape for t in these]:
-        return float("inf")
-    finite = (t[t.isfinite()] for t in these)
-    scale = max((float(t.abs().max()) for t in finite if t.numel()), default=0.0)
-    # An infinity is equal to itself: masked scores have some.
-    off = [torch.where(x == y, 0.0, (x - y).abs()) for x, y in zip(those, these, strict=True)]
-    largest = [t.max() for t in off if t.numel()]
-    return float(torch.stack(largest).max()) / (scale or 1.0) if largest else 0.0  # NaN if any is
+        return math.inf
+    errors = [0.0]
+    for x, y in zip(those, these, strict=True):
+        off = torch.where(x == y, 0.0, (x - y).abs())  # an infinity is equal to itself: masked scores have some
+        if off.numel():
+            errors.append(float(off.max()) / (largest([y]) or largest([x]) or 1.0))
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+def largest(outputs: Iterable[Tensor]) -> float:
+    finite = (t[t.isfinite()] for t in outputs)
+    return max((float(t.abs().max()) for t in finite if t.numel()), default=0.0)
+
+
+def telling(those: Sequence[Tensor], these: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Of two networks' outputs what is not the same in both, which tells nothing of an output's size: −1e9 for what is
+    masked, say, beside scores near 0."""
+    none = ROUNDING * largest(these)
+    where = [~((x == y) | ((x - y).abs() <= none)) for x, y in zip(those, these, strict=True)]
+    return [x[at] for x, at in zip(those, where, strict=True)], [y[at] for y, at in zip(these, where, strict=True)]
 
 
 def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float | None:
@@ -103,6 +122,26 @@ def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float | Non
     return error
 
 
+def untrainable(small: nn.Module, model: nn.Module, example_input: Any) -> Exception | None:
+    """What the smaller network fails with in training mode, where the model does not: noise of a fixed width, say, that
+    evaluation does not add. What training puts out is not compared, for chance may have a part in it."""
+    for example in to_train_on(example_input):
+        failure = fails_to_train(small, example)
+        if failure is None or fails_to_train(model, example) is None:
+            return failure
+    return None
+
+
+def fails_to_train(net: nn.Module, example_input: Any) -> Exception | None:
+    try:
+        trial = copied(net)
+        with quietly(trial):
+            call(switched(trial, training=True), example_input)
+    except Exception as failure:
+        return failure
+    return None
+
+
 def widen(norm: Any, args: Any) -> None:
     """A norm without tensors (InstanceNorm as it comes) learns its width from what it meets."""
     if norm.weight is None and norm.running_mean is None and args:
@@ -118,6 +157,10 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
         raise GrowpruneError(
             f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
         ) from failure
+    if (failed := untrainable(small, model, example_input)) is not None:
+        raise GrowpruneError(
+            f"the smaller network fails on the example in training mode: {line(failed)}; name the layer in ignore="
+        ) from failed
     if error is not None:
         steady(model, example_input)
         seen = "in the shapes of its output" if error == math.inf else f"by {error:.1e} of the largest output"
@@ -179,7 +222,10 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
             error = strays(small, masked(model, found, pruned), example_input)
         except Exception as failure:
             return f"{type(failure).__name__}: {line(failure)}"
-        return None if error is None else f"the output changes by {error:.1e}"
+        if error is not None:
+            return f"the output changes by {error:.1e}"
+        failed = untrainable(small, model, example_input)
+        return None if failed is None else f"in training {type(failed).__name__}: {line(failed)}"
 
     if reason(found.layers) is None:
         return {}

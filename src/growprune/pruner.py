@@ -5,8 +5,8 @@
     while not pruner.done: ...                # the loop as it was
     small = pruner.compact()
 
-All the state there is: the step (and those made past the end), the pruned units, the random generator, and where the
-ratio rule ended pushing.
+All the state there is: the step (and those made past the end), the pruned units, the random generator, and of the ratio
+rule its running mean and where it ended pushing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
 from growprune.schedule import Ended, GReg1, GReg2, Penalty, Phase, Schedule
-from growprune.separation import Separation, later
+from growprune.separation import Separation, StopRule
 
 
 class Pruner:
@@ -63,8 +63,8 @@ class Pruner:
         self.criterion = criteria.find(criterion)
         self.spec = _ratios.read(ratios)
         self.scope: Scope = scope
-        self.multiple = multiple
         checks.choices(self.schedule, granularity, scope, coupled, seed, multiple)
+        self.multiple = multiple = int(multiple)
         checks.weights(self.model)
         stem = _ratios.speaks_of_stem(self.spec)
         found = build(self.model, example_input, granularity, coupled, ignore, stem)
@@ -81,11 +81,11 @@ class Pruner:
         self.counts = _ratios.counts(self.spec, self.groups, shapes, multiple)
         self.step_count = 0
         self._past = 0  # steps since it was done
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(int(seed))
         self._optimizer: torch.optim.Optimizer | None = None
         self._hooks: list[Any] = []
-        self._verdict: Callable[[], bool] | None = None
-        self._ratio: Tensor | None = None  # running mean of kept/pruned magnitude, one a layer (stop_ratio)
+        stop = getattr(self._asked, "stop_ratio", None)
+        self._rule = None if stop is None else StopRule(stop)
         device = next(self.model.parameters()).device
         self._rows = criteria.Rows(self.groups, device)
         self._losing = self._may_lose()
@@ -248,7 +248,8 @@ class Pruner:
         device = next(self.model.parameters()).device
         if self._pruned.device != device:
             self._active, self._pruned = self._active.to(device), self._pruned.to(device)
-            self._ratio = None if self._ratio is None else self._ratio.to(device)
+            if self._rule is not None and self._rule.ratio is not None:
+                self._rule.load(self._rule.ratio.to(device))
             self._factors.to(device)
             self._rows = criteria.Rows(self.groups, device)
 
@@ -301,29 +302,21 @@ class Pruner:
         return separation.of(self._losing, self._rows, tensors(self.model), self._pruned)
 
     def _watch_ratio(self) -> None:
-        """The magnitude-ratio rule: end pushing when every layer's kept/pruned ratio is large enough.
-
-        The ratio is measured every Ku steps and judged one interval later, when the device has long finished it; so the
-        answer depends on the step alone, and the loop need not wait.
-        """
+        """Every Ku steps: may pushing end already?"""
         schedule = self.schedule
-        if not isinstance(schedule, (GReg1, GReg2)) or schedule.stop_ratio is None or self.phase is not Phase.PUSH:
+        if self._rule is None or not isinstance(schedule, (GReg1, GReg2)) or self.phase is not Phase.PUSH:
             return
-        if self.step_count % schedule.ku or not self._picked or not self._factors.parameters:
+        if self.step_count % schedule.ku or not self._picked or not self._losing:
             return
-        if self._verdict is not None and self._verdict():
+        if self._rule.ends(self.separation):
             self._ended = self.step_count
             self._settle()
-            return
-        ratio = torch.stack([s.kept / s.pruned for s in self.separation().values()]).nan_to_num(nan=torch.inf)
-        self._ratio = ratio if self._ratio is None else 0.9 * self._ratio + 0.1 * ratio
-        self._verdict = later((self._ratio > schedule.stop_ratio).all())
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     def compact(
         self,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] | None = None,
         fold: bool = True,
         calibrate: Iterable[Any] | None = None,
         fixed_norm: bool = False,
@@ -333,15 +326,16 @@ class Pruner:
         Filters: a new, smaller module of the same class, proved on the example to compute what the masked one computes;
         the old one is left as it is. Single weights: the same module, with exact zeros that stay zero.
 
-        `optimizer`: it goes on with the new parameters, its state cut alike. `fold`: what removed filters still send
-        onward goes into what follows. `calibrate`: batches on which to estimate batch-norm statistics anew.
-        `fixed_norm`: batch norm was in eval mode while filters were pushed, so what they send onward is another.
+        `optimizer`: it, or each of several, goes on with the new parameters, its state cut alike. `fold`: what removed
+        filters still send onward goes into what follows. `calibrate`: batches to estimate batch-norm statistics anew
+        on. `fixed_norm`: batch norm was in eval mode while filters were pushed, so what they send onward is another.
         """
         if not self._picked:
             raise GrowpruneError(
-                f"nothing is picked yet: GReg-2 picks at step {self.schedule.pick_step}, this is step {self.step_count}"
+                f"nothing is picked yet: {type(self._asked).__name__} picks at step {self.schedule.pick_step}, this is "
+                f"step {self.step_count}"
             )
-        optimizer = attached.within(optimizer)
+        optimizers = checks.optimizers(optimizer)
         self._follow_device()
         checks.weights(self.model)
         if not self.done:
@@ -354,9 +348,8 @@ class Pruner:
             warnings.warn(f"compact: {why}", stacklevel=2)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
-            for each in (optimizer, self._optimizer):
-                if each is not None:
-                    holding.after_any_step(each, (), {})
+            for each in (*optimizers, *([self._optimizer] if self._optimizer else [])):
+                holding.after_any_step(each, (), {})
             self.detach()
             return self.model
         small = removal.cut(self.model, self.groups, self._pruned)
@@ -365,9 +358,11 @@ class Pruner:
             removal.fold(self.model, small, self.groups, self._pruned, self.example_input, fixed_norm)
         if calibrate is not None:
             removal.calibrate(small, calibrate)
-        if optimizer is not None:
-            removal.follow(optimizer, self.model, small, self.groups, self._pruned)
-        if self._optimizer is not None and self._optimizer is not optimizer:
+        for each in optimizers:
+            removal.follow(each, self.model, small, self.groups, self._pruned)
+        if optimizers:
+            checks.left_out(small, optimizers)
+        if self._optimizer is not None and self._optimizer not in optimizers:
             removal.watch_left_behind(self._optimizer, self.model, lambda it: bool(attached.ATTACHED.get(it)))
         self.detach()
         return small
@@ -383,7 +378,7 @@ class Pruner:
             "picked": self._picked,
             "pruned": self._pruned.cpu().clone(),
             "ended": self._ended,
-            "ratio": None if self._ratio is None else self._ratio.cpu().clone(),
+            "ratio": None if self._rule is None or self._rule.ratio is None else self._rule.ratio.cpu().clone(),
             "generator": self._generator.get_state(),
         }
 
@@ -400,11 +395,10 @@ class Pruner:
         self.step_count, self._picked = int(state["step"]), bool(state["picked"])
         self._past = int(state.get("past", 0))  # older states do not know it
         self._pruned.copy_(state["pruned"])
-        self._ratio = None if state["ratio"] is None else state["ratio"].to(device)
         self._generator.set_state(state["generator"])
         self._ended = state["ended"]
-        if self._ratio is not None and isinstance(self._asked, (GReg1, GReg2)) and self._asked.stop_ratio is not None:
-            self._verdict = later((self._ratio > self._asked.stop_ratio).all())
+        if self._rule is not None:
+            self._rule.load(None if state["ratio"] is None else state["ratio"].to(device))
         self._take_up()
         self._settle()
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -102,8 +103,8 @@ def read(ratios: Ratios) -> Spec:
     spec: Spec
     if isinstance(ratios, str):
         spec = parse(ratios)
-    elif isinstance(ratios, (int, float)) and not isinstance(ratios, bool):
-        spec = Uniform(float(ratios))
+    elif is_real(ratios):
+        spec = Uniform(number(ratios))
     elif isinstance(ratios, Mapping):
         spec = ByName(tuple((str(k), number(v)) for k, v in ratios.items()))
     elif isinstance(ratios, (list, tuple)):
@@ -114,6 +115,11 @@ def read(ratios: Ratios) -> Spec:
         raise GrowpruneError(f"ratios: cannot read {ratios!r}; give a number, a list, a dict, Global(r) or Speedup(x)")
     check(spec)
     return spec
+
+
+def is_real(value: object) -> bool:
+    """Also of numpy's kinds."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def parse(text: str) -> Spec:

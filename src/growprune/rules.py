@@ -224,7 +224,7 @@ def table() -> dict[str, Rule]:
         (convolution, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
         (linear, "linear addmm"),
         (linear, "matmul mm"),
-        (contraction, "bmm baddbmm"),
+        (contraction, "bmm baddbmm _sparse_addmm"),
         (attention, "scaled_dot_product_attention"),
         (embedding, "embedding"),
         (batch_norm, "batch_norm instance_norm"),

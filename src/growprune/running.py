@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -14,10 +14,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.errors import GrowpruneError, line
 
+COMPRESSED = torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc
+"""Layouts of sparse tensors whose numbers are their values()."""
+
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name; a shared one under its first name only."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def exact(value: Tensor) -> Tensor:
+    """In float32 at least: squares and sums of half-precision numbers vanish or overflow."""
+    return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
 def unsound(model: nn.Module) -> str | None:
@@ -33,7 +41,12 @@ def unsound(model: nn.Module) -> str | None:
 
 
 def ends(t: Tensor) -> Tensor:
-    """The least and the largest of a tensor's numbers, NaN if any is, in one pass; or, where that cannot be, all."""
+    """The least and the largest of a tensor's numbers, NaN if any is, in one pass; or, where that cannot be, all. Of a
+    sparse one those that it holds."""
+    if t.layout == torch.sparse_coo:
+        t = t.detach()._values()
+    elif t.layout in COMPRESSED:
+        t = t.detach().values()
     usual = type(t) in (Tensor, nn.Parameter) and t.layout == torch.strided and t.numel() > 0
     kinds = torch.float, torch.double, torch.half, torch.bfloat16
     return torch.stack(t.detach().aminmax()) if usual and t.dtype in kinds else t
@@ -49,8 +62,20 @@ def call(model: nn.Module, example_input: Any) -> Any:
     return model(example_input)
 
 
+def plain(example_input: Any) -> Any:
+    """A dict for whatever mapping an example is (transformers' BatchEncoding, say), which pytree looks into."""
+    return dict(example_input) if isinstance(example_input, Mapping) else example_input
+
+
+def to_train_on(example_input: Any) -> Iterator[Any]:
+    """The example, and twice the example: batch norm refuses to train on one value."""
+    yield example_input
+    with suppress(Exception):  # of sparse tensors not all can be put one after the other
+        yield tree_map(lambda t: torch.cat([t, t]) if isinstance(t, Tensor) and t.dim() else t, example_input)
+
+
 def placed(model: nn.Module, example_input: Any) -> Any:
-    device = next(model.parameters()).device
+    device, example_input = next(model.parameters()).device, plain(example_input)
     try:
         return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, example_input)
     except NotImplementedError as error:  # a meta tensor
@@ -58,10 +83,27 @@ def placed(model: nn.Module, example_input: Any) -> Any:
 
 
 def leaves(output: Any) -> Iterable[Tensor]:
-    """Every tensor in a model's output, also one level inside objects that pytree does not know."""
-    for leaf in tree_leaves(output):
-        inside = [leaf] if isinstance(leaf, Tensor) else tree_leaves(getattr(leaf, "__dict__", {}))
-        yield from (t for t in inside if isinstance(t, Tensor))
+    """Every tensor in a model's output, also inside objects that pytree does not know."""
+    seen = set[int]()
+
+    def inside(thing: Any) -> Iterator[Tensor]:
+        for leaf in tree_leaves(thing):
+            if isinstance(leaf, Tensor):
+                yield leaf
+            elif id(leaf) not in seen and not isinstance(leaf, (type, nn.Module)):
+                seen.add(id(leaf))
+                yield from inside(attributes(leaf))
+
+    return inside(output)
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    """What an object holds by name, in its dict or in slots."""
+    slots = (vars(kind).get("__slots__", ()) for kind in type(thing).__mro__)
+    names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+    found = {name: getattr(thing, name) for name in names if name != "__weakref__" and hasattr(thing, name)}
+    own = getattr(thing, "__dict__", {})
+    return found | (own if isinstance(own, dict) else {})
 
 
 def switched(model: nn.Module, training: bool) -> nn.Module:

@@ -72,6 +72,31 @@ def doubtful(found: Mapping[str, Separation], steps: int, past: int) -> str | No
     return None
 
 
+class StopRule:
+    """The magnitude-ratio rule: pushing may end when every layer's kept/pruned ratio (a running mean) is large enough.
+
+    It is asked every Ku steps and answers by what was measured one interval before, when the device has long finished
+    it; so the answer depends on the step alone, and the loop need not wait.
+    """
+
+    def __init__(self, bound: float) -> None:
+        self.bound = bound
+        self.ratio: Tensor | None = None
+        self.verdict: Callable[[], bool] | None = None
+
+    def ends(self, measured: Callable[[], Mapping[str, Separation]]) -> bool:
+        if self.verdict is not None and self.verdict():
+            return True
+        ratio = torch.stack([s.kept / s.pruned for s in measured().values()]).nan_to_num(nan=torch.inf)
+        self.load(ratio if self.ratio is None else 0.9 * self.ratio + 0.1 * ratio)
+        return False
+
+    def load(self, ratio: Tensor | None) -> None:
+        """Go on from a running mean, or from the start."""
+        self.ratio = ratio
+        self.verdict = None if ratio is None else later((ratio > self.bound).all())
+
+
 def later(flag: Tensor) -> Callable[[], bool]:
     """A flag on its way from the device: asked for much later, it has long arrived, and nobody waits."""
     if not flag.is_cuda:
@@ -79,7 +104,7 @@ def later(flag: Tensor) -> Callable[[], bool]:
     host = torch.empty((), dtype=torch.bool, pin_memory=True)
     host.copy_(flag, non_blocking=True)
     arrived = torch.cuda.Event()
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(flag.device))
 
     def read() -> bool:
         arrived.synchronize()

@@ -112,7 +112,7 @@ class Several:
                 return True
             folder.tidy()  # it may have been killed before it did
             progress.say(FINISHED)
-            self.done(number, folder.result)
+            self.done(number, folder.result, progress)
         except Exception as error:
             self.failed(number, progress, error)
         return False
@@ -122,16 +122,17 @@ class Several:
         self.running.remove(job)
         if failure is None:
             try:
-                self.done(number, job.result)
+                self.done(number, job.result, job.progress)
             except Exception as error:
                 failure = error
         if failure is not None:
             self.failed(number, job.progress, failure)
 
-    def done(self, number: int, result: dict[str, Any]) -> None:
+    def done(self, number: int, result: dict[str, Any], progress: Progress) -> None:
         self.finished(self.configs[number][1])
         self.results[number] = result
         self.folders.pop(number).close()
+        progress.close()
 
     def failed(self, number: int, progress: Progress, error: Exception) -> None:
         why = told(error)
@@ -144,3 +145,4 @@ class Several:
         if number in self.folders:
             self.folders[number].abandon()
             self.folders.pop(number).close()
+        progress.close()

@@ -244,7 +244,7 @@ class Step:
             shared.graphsafe_set_state(before)
 
     def milliseconds(self, steps: int = 10) -> float:
-        """What a captured step takes: the least of three rounds; everything is left as it was."""
+        """What a captured step takes: the least of four rounds; everything is left as it was."""
         assert self.graph is not None
         best = math.inf
         with self.left_as_found():

@@ -54,7 +54,7 @@ class Work:
 class Trace:
     """What one run of the model told: labels of every dimension of every tensor, and which labels are tied.
 
-    `fixed`: labels that stay, and why each lot of them does.
+    `fixed`: labels that stay, and why each lot of them does. `returned`: how many numbers the model put out.
     """
 
     count: int = 3
@@ -72,6 +72,7 @@ class Trace:
     norms: dict[str, str] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)
     fixed: list[tuple[Tensor, str]] = field(default_factory=list)
+    returned: int = 0
 
     def components(self, additions: bool = True, fixed: bool = True) -> Tensor:
         """The class of every label, ties followed to their end (with or without those that additions made, and those to

@@ -88,8 +88,7 @@ class Job:
         tree = self.resumed()
         while self.at < len(self.stages):
             stage = self.stages[self.at]
-            if self.world.size == 1 and self.settled and self.stopping:  # while others, side by side, were prepared
-                raise StoppedError(self.safe)
+            self.heed()  # while others, side by side, were prepared
             step = self.enter(stage, tree)
             if tree is None:
                 if stage.name == "prune":
@@ -188,6 +187,11 @@ class Job:
             some = self.done * NOTES // self.steps > (self.done - every) * NOTES // self.steps
         return some or self.over(stage) or self.phase(stage) != phase
 
+    def heed(self) -> None:
+        """Where nothing is unsaved: stop, if that was asked for."""
+        if self.world.size == 1 and self.settled and self.stopping:
+            raise StoppedError(self.safe)
+
     def interrupted(self) -> bool:
         if self.world.size > 1 and self.cuda and self.done % 10:  # asking the others makes a GPU wait for its host
             return False
@@ -244,7 +248,7 @@ class Job:
             choice = choosing.plain(self.config, self.device)
         else:
             known = stage.name, stage.batch, self.images.shape, self.fixed
-            choice, free = choosing.tried(step, self.config, left, self.progress.say, self.measured, known)
+            choice, free = choosing.tried(step, self.config, left, self.progress.say, self.measured, known, self.heed)
             self.progress.say(f"{stage.name}: chose {choice}")
             if free is not None:
                 self.progress.say(

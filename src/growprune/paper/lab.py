@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,10 @@ class Lab:
         return setting.config(self.scale, seed, weights, device=self.device, **self.options)
 
     def base_config(self, base: Base) -> Config:
-        return base.config(self.scale, device=self.device, **self.options)
+        """One that was trained before is trained again as it was computed then: else it would not be the same."""
+        config = base.config(self.scale, device=self.device, **self.options)
+        before = self.shelf.computed(base)
+        return replace(config, **before) if before else config
 
 
 def commissioned(asked: asking.Reproduce, names: Sequence[str]) -> tuple[Lab, list[Experiment], list[str]]:

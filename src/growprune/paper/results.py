@@ -30,6 +30,8 @@ from growprune.weights import digest
 MOST_SEEDS = 10
 """Seeds that are looked for, however many were asked for this time: what was done once counts."""
 
+HOW = ("precision", "layout", "compile", "kernels", "decode", "keep")
+"""Options that say how it is computed, on which bits hang."""
 LOCAL = ("weights", "data_dir", "device", "workers", "save_every", "tensorboard")
 """Options that say where a run was done, not what was done."""
 
@@ -100,6 +102,16 @@ class Shelf:
     def about(self, base: Base) -> Path:
         return self.out / f"base-{base.named(self.scale)}.json"
 
+    def computed(self, base: Base) -> dict[str, Any]:
+        """How a base network of before was computed, as far as it is an option."""
+        if not self.about(base).exists():
+            return {}
+        try:
+            config = base_facts(self.about(base))["config"]
+        except GrowpruneError:  # whoever needs it will say so
+            return {}
+        return {key: config[key] for key in HOW if key in config}
+
     def ground(self, base: Base, again: Callable[[dict[str, Any]], bool] = lambda facts: False) -> Ground | None:
         """The base network, if it has been trained; runs that began from it cannot go with another. One that is gone is
         as if it had not been, if it can be trained `again`, to the same bits; if its training's folder is there, it is
@@ -148,6 +160,11 @@ class Shelf:
         put(about, facts | known | {"fingerprint": images})
 
 
+def luck(run: Mapping[str, Any]) -> tuple[int, str]:
+    """What chance a run had: its seed, and the network that it began with."""
+    return run["config"]["seed"], (run.get("base") or {}).get("sha256", "")
+
+
 @dataclass(frozen=True)
 class Found:
     """The runs of one setting that are done, and the scale that they come to: `paper` if they are as the paper's."""
@@ -159,11 +176,11 @@ class Found:
         return bool(self.runs)
 
     def paired(self, other: Found) -> tuple[Found, Found]:
-        """Of both only what has the same seeds: one's luck must not be held against the other."""
-        common = self.seeds & other.seeds
+        """Of both only what has the same seeds, and began from the same network: one's luck must not be held against
+        the other."""
+        common = {luck(run) for run in self.runs} & {luck(run) for run in other.runs}
         one, two = (
-            replace(each, runs=tuple(run for run in each.runs if run["config"]["seed"] in common))
-            for each in (self, other)
+            replace(each, runs=tuple(run for run in each.runs if luck(run) in common)) for each in (self, other)
         )
         return one, two
 

@@ -136,6 +136,9 @@ class Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self.stage:
             self.end(f"stopped after {self.done:,} of {self.steps:,} steps")
         if self.screen and self.task is not None:

@@ -51,6 +51,10 @@ class Lot:
         return self.values(lambda result: result["accuracy"].get(key))
 
     @property
+    def speedups(self) -> list[float]:
+        return self.values(lambda result: result.get("speedup"))
+
+    @property
     def pruned(self) -> bool:
         return "schedule" in self.runs[0].options
 
@@ -136,7 +140,7 @@ def rows(found: Sequence[Lot]) -> list[tuple[str, ...]]:
     head += [*(ACCURACIES[key] for key in LAST), "against base", "best"]
     table = [head]
     for lot in found:
-        macs = [value for value in lot.values(lambda result: result.get("speedup")) if lot.pruned]
+        macs = lot.speedups if lot.pruned else []
         gone = [100 * value for value in lot.values(lambda result: result.get("sparsity")) if lot.pruned]
         row = [lot.label, mean(same(macs), unit="×"), percent(statistics.mean(gone)) if gone else ""]
         base, final = lot.accuracies("base"), lot.accuracies("final")
@@ -211,7 +215,7 @@ def to_json(found: Sequence[Lot]) -> dict[str, Any]:
             {
                 "label": lot.label,
                 "runs": [run.name for run in lot.runs],
-                "speedup": statistics.mean(lot.values(lambda result: result["speedup"])),
+                "speedup": statistics.mean(lot.speedups) if lot.speedups else None,
                 "accuracy": {
                     key: {"mean": statistics.mean(values), "deviation": statistics.pstdev(values), "runs": values}
                     for key in ACCURACIES
@@ -243,24 +247,26 @@ def figures(found: Sequence[Lot]) -> dict[str, bytes]:
 def by_speedup(found: Sequence[Lot]) -> list[Panel]:
     """A panel for each network and its images, a line for each way of pruning them at whatever ratio."""
     panels: dict[str, dict[str, list[Point]]] = {}
-    fewer = [lot for lot in found if lot.accuracies("final") and lot.runs[0].result["speedup"] > 1]
+    fewer = [lot for lot in found if lot.accuracies("final") and lot.speedups and lot.speedups[0] > 1]
     telling = ["schedule", *apart([lot.runs[0] for lot in fewer], (*AMOUNTS, "model", "data", "schedule"))]
     for lot in fewer:
         options, final = lot.runs[0].options, lot.accuracies("final")
         spread = statistics.pstdev(final) if final[1:] else None
-        point = (statistics.mean(lot.values(lambda result: result["speedup"])), statistics.mean(final), spread)
+        point = (statistics.mean(lot.speedups), statistics.mean(final), spread)
         panel = panels.setdefault(f"{options['model']} on {options['data']}", {})
         panel.setdefault(said(lot.runs[0], telling), []).append(point)
     return [Panel(name, {}, {way: sorted(lines[way]) for way in lines}) for name, lines in panels.items()]
 
 
 def averaged(courses: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Epoch by epoch, as far as all have come.
+    """At the epochs' ends at which all were tested.
 
-    >>> averaged([[(1.0, 80.0), (2.0, 90.0)], [(1.0, 82.0)]])
-    [(1.0, 81.0)]
+    >>> averaged([[(1.0, 80.0), (2.0, 90.0)], [(2.0, 92.0), (4.0, 94.0)]])
+    [(2.0, 91.0)]
     """
-    return [(ends[0][0], statistics.mean(value for _, value in ends)) for ends in zip(*courses, strict=False)]
+    found = [dict(course) for course in courses]
+    common = [epoch for epoch in found[0] if all(epoch in each for each in found)]
+    return [(epoch, statistics.mean(each[epoch] for each in found)) for epoch in common]
 
 
 def page(found: Sequence[Lot]) -> str:
