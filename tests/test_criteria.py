@@ -653,3 +653,24 @@ def test_the_penalty_reaches_word_vectors_whose_gradient_is_sparse() -> None:
     after = model.words.weight.detach()
     torch.testing.assert_close(after[:, goes], before[:, goes] * (1 - 0.1 * 0.5))
     assert torch.equal(after[:, ~goes], before[:, ~goes])
+
+
+@pytest.mark.parametrize("scope", ["filter", "path"])
+def test_word_vectors_that_do_not_train_go_with_their_filters_unpushed(scope: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Language(), torch.randint(0, 20, (4,))
+    model.words.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    schedule = gp.GReg1(delta_lambda=0.5, tau=1, ku=1, ks=30)
+    pruner = gp.Pruner(model, x, schedule, ratios={"made": 0.5}, coupled=True, scope=scope)
+    pruner.attach(optimizer)
+    before = model.words.weight.detach().clone()
+    while not pruner.done:
+        model.zero_grad()
+        (model(x).square().mean() * 1e-6).backward()
+        optimizer.step()
+    goes = ~pruner.masks()["made"]
+    assert torch.equal(model.words.weight, before)
+    assert float(model.made.weight[goes].detach().abs().max()) < 0.1
+    with pytest.warns(UserWarning, match="what goes in 'made' is still"):  # the vectors are
+        assert pruner.compact().words.embedding_dim == 4

@@ -72,13 +72,50 @@ def test_a_transformers_layer_the_other_way_round_reads_them_too() -> None:
     assert stray(folded(model, x, "c", fold=False), model, x) > 1e-2
 
 
-class Levels(nn.Module):
-    """One layer without bias that reads several levels: each with a norm of its own, or all with one, or beside it."""
+@pytest.mark.parametrize("how", [{"alpha": 2.0}, {"beta": 0.5}])
+def test_a_product_that_is_scaled_besides_is_left_alone(how: dict[str, float]) -> None:
+    """What its bias would have to be hangs on both numbers."""
 
-    def __init__(self, kind: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.i, self.c = nn.Linear(6, 8), nn.Linear(8, 16)
+            self.weight, self.bias = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.addmm(self.bias, F.relu(self.c(F.relu(self.i(x)))), self.weight, **how)
+
+    model = drawn(Scaled())
+    small = gp.Pruner(model, torch.randn(4, 6), gp.OneShot(), ratios={"c": 0.5}).compact()
+    assert torch.equal(small.bias, model.bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("ratios", [{"m": 0.5}, {"w": 0.5}, {"m": 0.5, "w": 0.5}])
+def test_a_weight_that_is_read_both_ways_round_is_left_alone(ratios: dict[str, float], bias: bool) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.m, self.w, self.t = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 12, 1, bias=bias), nn.Conv2d(16, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = F.relu(self.w(F.softplus(self.m(x))))
+            return self.t(F.conv_transpose2d(z, self.w.weight))
+
+    x = torch.randn(2, 3, 8, 8)
+    small = gp.Pruner(drawn(Tied()), x, gp.OneShot(), ratios=ratios).compact()
+    assert (small.m.out_channels, small.w.out_channels) == (16 - 8 * ("m" in ratios), 12 - 6 * ("w" in ratios))
+    assert small(x).shape == (2, 3, 6, 6)
+
+
+class Levels(nn.Module):
+    """One layer that reads two levels: each with a norm of its own, the second three times as large, or both with one,
+    or with one beside it."""
+
+    def __init__(self, kind: str, bias: bool) -> None:
         super().__init__()
         self.kind = kind
-        self.i, self.c, self.shared = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 1, bias=False)
+        self.i, self.c, self.shared = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 1, bias=bias)
         self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
         self.o = nn.Conv2d(8, 2, 1)
 
@@ -88,18 +125,21 @@ class Levels(nn.Module):
             made = self.shared(h)
             return [self.o(F.relu(self.norms[0](made))), self.o(made)]
         norms = self.norms if self.kind == "own" else (self.norms[0], self.norms[0])
-        return [self.o(F.relu(n(self.shared(f)))) for n, f in zip(norms, (h, F.avg_pool2d(h, 2)), strict=True)]
+        levels = h, F.avg_pool2d(h, 2) * (3 if self.kind == "own" else 1)
+        return [self.o(F.relu(norm(self.shared(level)))) for norm, level in zip(norms, levels, strict=True)]
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("kind", ["own", "one", "beside"])
-def test_a_norm_takes_it_only_if_it_is_the_layers_own(kind: str) -> None:
-    model, x = drawn(Levels(kind)), torch.randn(4, 3, 8, 8)
+def test_a_norm_takes_it_only_if_it_is_the_layers_own(kind: str, bias: bool) -> None:
+    model, x = drawn(Levels(kind, bias)), torch.randn(4, 3, 8, 8)
     with torch.no_grad():
         model.c.weight[GONE] = 0
         model.c.bias[GONE] = 1.0
     small = folded(model, x, "c")
     assert stray(small, model, x) < 1e-5
-    assert (small.shared.bias is None) == (kind == "own")
+    kept = small.shared.bias is None if model.shared.bias is None else torch.equal(small.shared.bias, model.shared.bias)
+    assert kept == (kind == "own")
     assert stray(folded(model, x, "c", fold=False), model, x) > 1e-2
 
 

@@ -1381,7 +1381,7 @@ def test_means_and_differences_say_over_what_they_are(tmp_path: Path) -> None:
         shelve(lab, once, seed, choices={"finetune": {"precision": precision}, "prune": {"precision": "bf16"}})
     assert compared(lab, table1.EXPERIMENT).notes == (
         "± is the deviation over so many runs as stand in brackets.",
-        "Differences between methods are over the seeds that both were run with.",
+        "Differences between methods are over the seeds that both have, from the same base network.",
         "Means over runs of different precision: resnet56-cifar10-oneshot-0_0.9_0.9_0.9.",
     )
     assert "Differences" not in "".join(compared(lab, paper.find("scopes")).notes)  # of the same runs: it shows none

@@ -45,6 +45,7 @@ LEGAL = torch.tensor([True] * 4 + [False])
 OUTPUTS: dict[str, Callable[[Tensor], Any]] = {
     "plain": lambda z: z,
     "masked": lambda z: z.masked_fill(~LEGAL, -1e9),
+    "masked by the least": lambda z: z.masked_fill(~LEGAL, torch.finfo(torch.float).min),
     "masked for good": lambda z: z.masked_fill(~LEGAL, -torch.inf),
     "beside a large one": lambda z: {"policy": z, "value": 5e4 + z.detach().sum() * 0},
     "slots": Slotted,
@@ -100,12 +101,60 @@ def test_what_is_the_same_in_both_tells_nothing_and_rounding_is_none() -> None:
     assert (x.tolist(), y.tolist()) == ([pytest.approx(0.3)], [pytest.approx(0.1)])
     (x,), (y,) = telling([here + 1e-6], [here])  # of 1e9 that is what double precision rounds
     assert not len(x)
+    (x,), (y,) = telling([there * 1e-6], [here * 1e-6 - 1e3])  # nothing there is the same, and large
+    assert len(x) == 3
+
+
+class Pixels(nn.Module):
+    """Makes float32 of what it takes in, whatever its weights are; what comes out second is zero but for rounding."""
+
+    def __init__(self, eager: bool) -> None:
+        super().__init__()
+        self.eager = eager
+        self.i, self.c, self.d, self.o = (nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3), nn.Conv2d(64, 48, 3),
+                                          nn.Linear(48, 10))  # fmt: skip
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.i(x.float() / 255)
+        if self.eager and h.dtype == torch.double:
+            raise RuntimeError("no double precision here")
+        y = self.o(self.d(self.c(h.relu()).relu()).relu().mean((2, 3)))
+        return {"logits": y, "offset": (y - y.mean(1, keepdim=True)).mean(1)}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_is_zero_but_for_rounding_is_not_taken_for_a_difference(eager: bool) -> None:
+    """Twice the digits tell; also of a forward that turns into float32 by itself. Where they cannot be had, all outputs
+    are compared together."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randint(0, 255, (2, 3, 16, 16), dtype=torch.uint8)
+        small = gp.Pruner(Pixels(eager), x, gp.OneShot()).compact()
+        assert small.d.out_channels == 24
+
+
+def test_a_network_of_complex_numbers_is_proved_to_its_own_digits() -> None:
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.o = (nn.Linear(*s, dtype=torch.cfloat) for s in ((10, 16), (16, 16), (16, 5)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x.to(torch.cfloat)).tanh()
+            return self.o(self.b(h).tanh())
+
+    torch.manual_seed(0)
+    assert gp.Pruner(Waves(), X, gp.OneShot(), ratios={"b": 0.5}).compact().b.out_features == 8
 
 
 def test_tensors_are_found_once_each() -> None:
     t, u = torch.ones(1), torch.zeros(2)
     assert [id(each) for each in leaves([circular(t), {"a": Plain((u, 3, "text", None))}])] == [id(t), id(u)]
     assert not list(leaves(Plain(nn.Linear(2, 2))))  # a network is no output
+    deep: Any = t
+    for _ in range(5000):
+        deep = Plain(deep)
+    assert [id(each) for each in leaves([Plain([deep, torch.nn.functional, F.relu]), u])] == [id(t), id(u)]
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

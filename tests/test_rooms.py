@@ -29,6 +29,7 @@ ORDER = [
     "attached",
     "separation",
     "compact",
+    "folding",
     "proof",
     "checks",
     "storage",

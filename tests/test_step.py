@@ -747,6 +747,7 @@ def test_the_fastest_way_is_chosen(kernels: list[bool]) -> None:
         ({("bf16", LAST, True, False): RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")}, ("bf16", LAST, False)),
         ({("bf16", PLAIN, False, False): RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")}, ("bf16", LAST, True)),
         ({("fp32", LAST, False, False): RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")}, ("bf16", LAST, True)),
+        ({("bf16", LAST, False, False): RuntimeError("no bfloat16 here")}, ("fp32", PLAIN, False)),
     ],
 )
 def test_whichever_it_is(kernels: list[bool], changed: dict[Any, Any], right: tuple[str, str, bool]) -> None:

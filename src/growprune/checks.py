@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from growprune.groups import MAKERS, Groups, Layer, layer_name, owner
 from growprune.holding import held
 from growprune.ratios import ByName, Spec
 from growprune.running import tensors, unsound
-from growprune.schedule import Schedule
+from growprune.schedule import Schedule, is_whole
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -63,11 +62,6 @@ def refuse(model: nn.Module) -> None:
 def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 80 else f"{text[:77]}..."
-
-
-def is_whole(value: object) -> bool:
-    """Also of numpy's kinds."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def choices(schedule: Schedule, granularity: str, scope: str, coupled: bool, seed: int, multiple: int) -> None:
@@ -184,15 +178,21 @@ def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
             return
 
 
-def optimizers(given: Any) -> list[torch.optim.Optimizer]:
-    """Those that are to go on with the smaller network: none, one, or several."""
-    several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-    found = [within(each) for each in several if each is not None]
+def several(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+
+
+def optimizers(given: Any, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Those that are to go on with the smaller network: none, one, or several, each once."""
+    own = {id(p) for p in model.parameters()}
+    found = list(dict.fromkeys(within(each) for each in several(given) if each is not None))
     for each in found:
         if not isinstance(each, torch.optim.Optimizer):
             raise GrowpruneError(
                 f"compact: optimizer= takes a torch optimizer, or several in a list, not {full_name(type(each))}"
             )
+        if not any(id(p) in own for group in each.param_groups for p in group["params"]):
+            raise GrowpruneError("compact: this optimizer holds no parameter of the model, so it cannot go on with it")
     return found
 
 
@@ -206,6 +206,14 @@ def left_out(small: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> N
             f"compact: none of the optimizers given holds '{missed[0]}'{more}: if another one trains them, give "
             "optimizer=[both], or it goes on with those of before"
         )
+
+
+def carriers(given: Any) -> list[torch.optim.Optimizer]:
+    """The optimizers, one or several, that are to carry a penalty; each once."""
+    found = list(dict.fromkeys(optimizer(each) for each in several(given)))
+    if not found:
+        raise GrowpruneError("attach: give a torch optimizer, or several in a list; this one is empty")
+    return found
 
 
 def optimizer(given: Any) -> torch.optim.Optimizer:

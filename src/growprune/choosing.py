@@ -61,12 +61,18 @@ def choose(
     precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
     if by_rule:
         layouts, precisions = layouts[:1], precisions[:1]
-    try:
-        best = trial(Choice(precisions[0], layouts[0]))
-    except RuntimeError as error:  # it reads from the device, as with .item()
-        say(f"this network's step cannot be captured as a CUDA graph, so it runs eagerly: {line(error)}")
+    works: list[Choice] = []
+    failures: list[RuntimeError] = []
+    for each in precisions:
+        try:
+            works.append(trial(Choice(each, layouts[0])))
+        except RuntimeError as error:  # it reads from the device, as with .item()
+            step.graph = None
+            failures.append(error)
+    if not works:
+        say(f"this network's step cannot be captured as a CUDA graph, so it runs eagerly: {line(failures[0])}")
         return Choice(precisions[0], layouts[0], captured=False)
-    best = min([best, *(another(Choice(each, layouts[0])) for each in precisions[1:])], key=pace)
+    best = min(works, key=pace)
     best = min([best, *(another(Choice(best.precision, each)) for each in layouts[1:])], key=pace)
     if asked.kernels != "off" and best.precision == "bf16" and best.layout == "channels_last":
         step.use(best)  # whose weights lie as they will when it is trained

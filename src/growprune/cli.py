@@ -202,10 +202,7 @@ def tell(run: Callable[[], dict[str, Any]], table: Callable[[dict[str, Any]], An
     try:
         result = run()
     except StoppedError as stopped:
-        how = "at once, as saved at" if stopped.lost else "at"
-        saved = "" if stopped.lost else ", all saved"
-        print(f"growprune: stopped {how} step {stopped.step}{saved}; go on with: {itself()} resume {out}",
-              file=sys.stderr)  # fmt: skip
+        print(f"growprune: {stopped}; go on with: {itself()} resume {out}", file=sys.stderr)
         sys.exit(128 + stopped.signal)
     if not foremost():
         return
@@ -395,8 +392,8 @@ def reproduce(
         except SomeFailedError as error:
             failed = error  # and the tables of all that did not
         except StoppedError as stopped:
-            how = "at once, as last saved" if stopped.lost else ", all saved"
-            print(f"growprune: stopped{how}; the same command goes on with it", file=sys.stderr)
+            how = "at once, what was done since the last save is lost" if stopped.lost else "all saved"
+            print(f"growprune: stopped, {how}; the same command goes on with it", file=sys.stderr)
             sys.exit(128 + stopped.signal)
     if foremost():
         comparisons = [compared(lab, experiment) for experiment in experiments]

@@ -1,32 +1,29 @@
 """Physical removal: a smaller module of the same class, and what must follow it.
 
     cut     the module without the pruned units, every tensor narrowed, its own forward untouched
-    fold    what a vanished filter still sends onward goes into what follows
-    follow  the optimizer takes the new parameters, its state narrowed alike
+    follow  optimizers take the new parameters, their state narrowed alike
     hold    single weights: exact zeros that stay zero while training
 
+What a vanished filter still sends onward is put into what follows by `folding`.
 The model is never changed in place but by `hold`; `cut` works on a copy.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.copying import copied
 from growprune.errors import GrowpruneError, line, warn
-from growprune.groups import MAKERS, Groups, gone, owner
+from growprune.groups import Groups, gone, owner
 from growprune.holding import keep_zero
-from growprune.running import call, in_mode, leaves, quietly, switched, tensors, whole_operators
+from growprune.running import call, in_mode, quietly, tensors
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
@@ -128,189 +125,62 @@ def regroup(module: nn.Module, channels: int, before: int) -> None:
         raise GrowpruneError(f"a grouped layer inside {type(module).__name__} cannot be narrowed: name it in ignore=")
 
 
-# -- folding -------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Sent:
-    """What one call of a layer adds to its output for the vanished channels that it reads, on average; and who takes
-    that output in: norms by their running means, "" for anything else."""
-
-    weight: str
-    mean: Tensor
-    readers: list[str] = field(default_factory=list)
-
-
-CALLS = {
-    **{f"conv{n}d": (0, 1, 1) for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": (0, 1, 0) for n in (1, 2, 3)},
-    "linear": (0, 1, 1),
-    "addmm": (1, 2, 0),
-}
-"""Operators of layers: which arguments are the input and the weight, and along which of its dimensions that reads."""
-
-
-class Onward(TorchDispatchMode):
-    """Watches the layers that read vanished channels, and notes what those channels add to their outputs."""
-
-    def __init__(self, model: nn.Module, lost: Mapping[tuple[str, int], Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names = {id(t): name for name, t in tensors(model).items()}
-        self.lost = lost
-        self.sent: list[Sent] = []
-        self.made: dict[int, tuple[Tensor, Sent]] = {}  # by a call's output, which is kept so that its id stays its own
-        self.normed: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        kind, mean = func._overloadpacket.__name__, ""
-        if kind in ("batch_norm", "instance_norm") and args[3] is not None:
-            mean = self.names.get(id(args[3]), "")
-            self.normed[mean] += 1
-        self.taken((args, kwargs), mean)
-        out = func(*args, **kwargs)
-        place, of, dim = CALLS.get(kind, (0, 0, 0))
-        name = self.names.get(id(args[of]), "") if of else ""
-        if (name, dim) in self.lost:
-            x, along = args[place], args[place].dim() - (args[of].dim() if kind.startswith("conv") else 2) + 1
-            shape = [1] * x.dim()
-            shape[along] = -1
-            own = [x * self.lost[name, dim].to(x).view(shape), args[of]]
-            alone = torch.mm(*own) if kind == "addmm" else func(*own, None, *args[3:], **kwargs)
-            if alone.numel():  # a call on nothing (a detector that found no box) tells nothing
-                self.sent.append(Sent(name, alone.movedim(along, 0).reshape(alone.shape[along], -1).mean(1)))
-                self.made[id(out)] = out, self.sent[-1]
-        return out
-
-    def taken(self, values: Any, by: str) -> None:
-        for t in leaves(values):
-            if id(t) in self.made:
-                self.made[id(t)][1].readers.append(by)
-
-    def alone(self, sent: Sent) -> bool:
-        """Does a norm take in what this call makes, and nobody else, and that norm nothing else?"""
-        return len(sent.readers) == 1 and self.normed[sent.readers[0]] == 1 and sent.readers[0] != ""
-
-
-@torch.no_grad()
-def fold(
-    model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, example_input: Any, fixed_norm: bool = False
-) -> None:
-    """Put what vanished filters still send onward into `small`: a bias, or the next batch norm's running mean.
-
-    A filter whose weights are zero sends act(β) onward, β its norm's shift (or its bias), if the norm's mean followed
-    them to zero; if that was fixed at μ, act(β − γμ/σ). The model runs once with the pruned filters' weights at zero,
-    so that every activation in between is its own; what the vanished channels then add to each reader's output (zero
-    padding included) is averaged and folded: over its calls, if there are several, but for those whose output a norm of
-    their own takes in.
-    """
-    ghost = switched(copied(model), training=False)
-    vanished(ghost, groups, pruned, fixed_norm)
-    reads = {
-        (s.tensor, s.dim): gone(pruned, groups.grouped.get(s.tensor, s.units))
-        for s in groups.slices
-        if s.read and s.dim is not None
-    }
-    watch = Onward(ghost, {key: lost for key, lost in reads.items() if bool(lost.any())})
-    with whole_operators(ghost), watch:
-        output = call(ghost, example_input)
-    watch.taken(output, "")
-    cuts, new = kept_indices(groups, pruned), tensors(small)
-    for weight in dict.fromkeys(sent.weight for sent in watch.sent):
-        calls = [sent for sent in watch.sent if sent.weight == weight]
-        made_dim = next(1 - dim for name, dim in watch.lost if name == weight)
-        kept = [indices for dim, indices in cuts.get(weight, ()) if dim == made_dim]
-
-        def left(mean: Tensor, kept: Sequence[Tensor] = kept) -> Tensor:
-            return mean[kept[0].to(mean.device)] if kept else mean
-
-        sent = left(torch.stack([each.mean for each in calls]).mean(0))
-        if groups.biases.get(weight):
-            new[groups.biases[weight]].add_(sent)
-        elif all(watch.alone(each) for each in calls):
-            for each in calls:
-                new[each.readers[0]].sub_(left(each.mean))
-        elif weight not in groups.biases and bool(sent.any()):
-            give_bias(small.get_submodule(owner(weight)), sent)
-
-
-@torch.no_grad()
-def vanished(ghost: nn.Module, groups: Groups, pruned: Tensor, fixed_norm: bool) -> None:
-    """Set the pruned filters' weights to zero, and what norms have kept of them to what that becomes: the mean to what
-    the layer still sends, its bias. With the norm's scale at zero too it is no matter what else the norm takes in."""
-    full = tensors(ghost)
-    lost = {s.tensor: gone(pruned, s.units).nonzero().flatten() for s in groups.slices if s.role == "mean"}
-    followed = {owner(mean) for mean in lost}
-    for s in groups.of_role(*MAKERS) if fixed_norm else groups.of_role(*MAKERS, "scale", "mean"):
-        if s.dim is not None and (s.role != "scale" or owner(s.tensor) in followed):
-            there = gone(pruned, s.units).nonzero().flatten()
-            full[s.tensor].index_fill_(s.dim, there.to(full[s.tensor].device), 0.0)
-    for weight, mean in groups.norms.items() if not fixed_norm else ():
-        bias = groups.biases.get(weight)
-        if bias and mean in lost:
-            there = lost[mean].to(full[mean].device)
-            full[mean][there] = full[bias][there].to(full[mean].dtype)
-
-
-BIASED = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
-)  # fmt: skip
-
-
-def give_bias(module: nn.Module, bias: Tensor) -> None:
-    """A standard layer without bias gets one, to hold what its vanished channels sent; other forwards are not ours."""
-    if type(module).forward in {kind.forward for kind in BIASED}:
-        module.register_parameter("bias", nn.Parameter(bias.clone()))
-
-
 # -- the optimizer -------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def follow(
-    optimizer: torch.optim.Optimizer, model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor
+    optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor
 ) -> None:
-    """The optimizer goes on with `small`: its parameters replaced, its state (momentum) narrowed the same way."""
+    """Optimizers go on with `small`: its parameters replaced, their state (momentum) narrowed the same way."""
     name_of = {id(p): name for name, p in model.named_parameters()}
-    if not any(id(p) in name_of for group in optimizer.param_groups for p in group["params"]):
-        raise GrowpruneError("compact: this optimizer holds no parameter of the model, so it cannot go on with it")
     new, cuts = dict(small.named_parameters()), kept_indices(groups, pruned)
-    for group in optimizer.param_groups:
-        for i, p in enumerate(group["params"]):
-            name = name_of.get(id(p))
-            if name is None:
-                continue
-            group["params"][i] = new[name]
-            if p in optimizer.state:
-                state = optimizer.state.pop(p)
-                optimizer.state[new[name]] = {
-                    key: narrowed(value, cuts.get(name, ()), p.shape).clone() if isinstance(value, Tensor) else value
-                    for key, value in state.items()
-                }
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for i, p in enumerate(group["params"]):
+                name = name_of.get(id(p))
+                if name is None:
+                    continue
+                group["params"][i] = new[name]
+                if p in optimizer.state:
+                    less, state = cuts.get(name, ()), optimizer.state.pop(p)
+                    optimizer.state[new[name]] = {
+                        key: narrowed(value, less, p.shape).clone() if isinstance(value, Tensor) else value
+                        for key, value in state.items()
+                    }
     for name in (each for each in new if each not in set(name_of.values())):  # a bias that folding gave
-        take_in(optimizer, new, name)
-    if isinstance(optimizer, torch.optim.LBFGS):  # one flat history of all parameters: it starts anew
-        optimizer.state.clear()
-        optimizer._params, optimizer._numel_cache = optimizer.param_groups[0]["params"], None
+        take_in(optimizers, new, name)
+    for optimizer in optimizers:
+        if isinstance(optimizer, torch.optim.LBFGS):  # one flat history of all parameters: it starts anew
+            optimizer.state.clear()
+            optimizer._params, optimizer._numel_cache = optimizer.param_groups[0]["params"], None
 
 
-def take_in(optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter], name: str) -> None:
+def take_in(optimizers: Sequence[torch.optim.Optimizer], named: Mapping[str, nn.Parameter], name: str) -> None:
     """A bias joins the group of vectors, if there is one, else its weight's; in the order of the model's parameters, so
     that an optimizer made for the network when it is loaded again can take this one's state."""
     order = {id(p): place for place, p in enumerate(named.values())}
     weight = named[f"{owner(name)}.weight"]
-    groups = optimizer.param_groups
-    home = next((group for group in groups if any(p is weight for p in group["params"])), None)
-    if home is None:  # the weight does not train here, nor does its bias
+    own = next((each for each in optimizers for g in each.param_groups if any(p is weight for p in g["params"])), None)
+    if own is None:  # the weight does not train here, nor does its bias
         return
+    home = next(group for group in own.param_groups if any(p is weight for p in group["params"]))
     if not any(p.dim() < 2 for p in home["params"] if id(p) in order):
-        ours = (group for group in groups if any(id(p) in order for p in group["params"]))
-        home = next((group for group in ours if all(p.dim() < 2 for p in group["params"])), home)
+        every = [group for each in (own, *(o for o in optimizers if o is not own)) for group in each.param_groups]
+        ours = (group for group in every if any(id(p) in order for p in group["params"]))
+        vectors = next((group for group in ours if all(p.dim() < 2 for p in group["params"])), None)
+        if vectors is None and isinstance(own, OF_MATRICES):
+            return
+        home = vectors or home
     later = [i for i, p in enumerate(home["params"]) if order.get(id(p), -1) > order[id(named[name])]]
     place = later[0] if later else len(home["params"])
     home["params"].insert(place, named[name])
     if "param_names" in home:  # an optimizer that was made of named parameters
         home["param_names"].insert(place, name)
+
+
+OF_MATRICES = tuple(getattr(torch.optim, name) for name in ("Muon",) if hasattr(torch.optim, name))
+"""Optimizers that step nothing else."""
 
 
 def watch_left_behind(

@@ -31,7 +31,8 @@ class StoppedError(BaseException):
     """
 
     def __init__(self, step: int, signal: int = 2, at_once: bool = False, lost: bool = False) -> None:
-        super().__init__(f"stopped at step {step}; {'what was done since is lost' if lost else 'all is saved'}")
+        how = f"at once, as saved at step {step}: what was done since is lost" if lost else f"at step {step}, all saved"
+        super().__init__(f"stopped {how}")
         self.step, self.signal, self.at_once, self.lost = step, signal, at_once, lost
 
 

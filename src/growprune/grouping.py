@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from growprune.copying import copied
 from growprune.errors import GrowpruneError, line, nearest, warn
-from growprune.groups import TIED, Granularity, Groups, Layer, Slice, layer_name, owner
+from growprune.groups import MAKERS, TIED, Granularity, Groups, Layer, Slice, layer_name, owner
 from growprune.holding import held
 from growprune.rules import find_rule
 from growprune.running import call, leaves, placed, switched, tensors, to_train_on, whole_operators
@@ -94,15 +94,15 @@ def others(model: nn.Module, found: Trace) -> dict[str, str]:
 
 
 def passed_over(model: nn.Module, found: Trace) -> tuple[str, ...]:
-    """Norms that did not run, while another beside them, as wide, did: most likely it is chosen among them."""
+    """Norms that did not run, while one of their kind and width beside them did: most likely one of them is chosen."""
     met, names = {name for name, _ in found.labels} | found.pinned, {id(t): name for name, t in tensors(model).items()}
     ran: dict[str, bool] = {}
-    kinds: dict[str, tuple[str, int]] = {}
+    kinds: dict[str, tuple[str, type, int]] = {}
     for path, module in model.named_modules():
         own = {names[id(t)] for t in (*module.parameters(recurse=False), *module.buffers(recurse=False))}
         if isinstance(module, NORMS) and own:
             width = module.num_features if isinstance(module, _NormBase) else module.num_channels
-            ran[path], kinds[path] = not met.isdisjoint(own), (owner(path), width)
+            ran[path], kinds[path] = not met.isdisjoint(own), (owner(path), type(module), width)
     chosen = {kinds[path] for path, did in ran.items() if did}
     return tuple(path for path, did in ran.items() if not did and kinds[path] in chosen)
 
@@ -271,7 +271,7 @@ def positions(found: Trace) -> dict[str, int]:
 def tied_by_addition(found: Trace, classes: Tensor) -> Tensor:
     """Classes in which an addition joined filters of different layers: the residual streams."""
     alone = found.components(additions=False)
-    made = torch.cat([labels for key, labels in found.labels.items() if found.roles[key] in ("filter", "table")])
+    made = torch.cat([labels for key, labels in found.labels.items() if found.roles[key] in MAKERS])
     pairs = torch.unique(torch.stack([classes[made], alone[made]]), dim=1)
     streams, times = torch.unique(pairs[0], return_counts=True)
     tied: Tensor = streams[times > 1]

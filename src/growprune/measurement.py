@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from growprune.counting import Macs, operator
 from growprune.errors import GrowpruneError
 from growprune.running import in_mode
+from growprune.schedule import is_whole
 
 Example = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 
@@ -103,7 +104,7 @@ def latency(model: nn.Module, example_input: Example, *, repeats: int = 30, warm
     the batch size and the layout; an autocast around the call decides the precision.
     """
     for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
-        if not isinstance(value, int) or value < least:
+        if not is_whole(value) or value < least:
             raise GrowpruneError(f"latency: {name} must be a whole number, {least} or more, not {value!r}")
     model = _inner(model, compiled=False)
     with _left_as_found(model):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,8 +37,16 @@ class Penalized:
     stop: int
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one of the optimizers updates: some of the parameters under penalty, and in which of its groups they are."""
+
+    places: dict[int, int]  # by the parameter's index
+    decoupled: bool
+
+
 class Factors:
-    """λ of every entry, and how it acts on an optimizer's step."""
+    """λ of every entry, and how it acts on an optimizer's step, or on the steps of several."""
 
     def __init__(self, model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> None:
         self.model = model
@@ -51,10 +59,9 @@ class Factors:
         exact = any(own[p.name].dtype == torch.double for p in self.parameters)
         self.values = torch.zeros(size, device=active.device, dtype=torch.double if exact else torch.float)
         self.decay: Tensor | None = None
-        self.decoupled = False
         self.form = "l2"
         self.weights: list[nn.Parameter] = []
-        self.places: list[int] = []  # each weight's parameter group
+        self.shares: dict[torch.optim.Optimizer, Share] = {}
         self.flat = self.views()
 
     def layout(self, units: Tensor, into: Tensor) -> None:
@@ -85,31 +92,43 @@ class Factors:
         values = self.values if scale is None else self.values * scale
         return [values[p.start : p.stop].view(p.shape) for p in self.parameters]
 
-    # -- an optimizer ----------------------------------------------------------------------------------------------
+    # -- optimizers ------------------------------------------------------------------------------------------------
 
-    def bind(self, optimizer: torch.optim.Optimizer, schedule: Schedule, decoupled: bool) -> float:
-        """Check that the optimizer holds every penalised parameter; its weight decay, the paper's γ."""
-        group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    def bind(self, optimizers: Mapping[torch.optim.Optimizer, bool], schedule: Schedule) -> float:
+        """Check that the optimizers, each decoupled or not, hold every penalised parameter; their weight decay, the
+        paper's γ."""
+        held = {
+            id(p): (optimizer, i)
+            for optimizer in reversed([*optimizers])
+            for i, group in enumerate(optimizer.param_groups)
+            for p in group["params"]
+        }
         own = dict(self.model.named_parameters())
-        if self.parameters and schedule.total_steps and not any(id(p) in group_of for p in own.values()):
+        those = "these optimizers" if len(optimizers) > 1 else "this optimizer"
+        if self.parameters and schedule.total_steps and not any(id(p) in held for p in own.values()):
             raise GrowpruneError(
-                f"'{self.parameters[0].name}' is not in this optimizer, nor is any other parameter of the model: make "
-                "the Pruner of the model that it trains, which may be a copy, or one made anew"
+                f"'{self.parameters[0].name}' is not in {those}, nor is any other parameter of the model: make "
+                "the Pruner of the model that is trained, which may be a copy, or one made anew"
             )
         for p in self.parameters:
-            if id(own[p.name]) not in group_of and schedule.total_steps:
+            if id(own[p.name]) not in held and schedule.total_steps:
                 raise GrowpruneError(
-                    f"'{p.name}' is in no parameter group of this optimizer, so the penalty cannot "
-                    f"reach it: add it, or name '{owner(p.name)}' in ignore="
+                    f"'{p.name}' is in no parameter group of {those}, so the penalty cannot reach it: add it, give "
+                    f"attach() a list with the optimizer that has it, or name '{owner(p.name)}' in ignore="
                 )
         if not schedule.total_steps:
             return 0.0
-        if decoupled and isinstance(optimizer, torch.optim.LBFGS):
-            raise GrowpruneError("attach: LBFGS needs the penalty in its gradient: decoupled=False")
-        self.decoupled, self.form = decoupled, schedule.form
+        for optimizer, decoupled in optimizers.items():
+            if decoupled and isinstance(optimizer, torch.optim.LBFGS):
+                raise GrowpruneError("attach: LBFGS needs the penalty in its gradient: decoupled=False")
+        self.form = schedule.form
         self.weights = [own[p.name] for p in self.parameters]
-        self.places = [group_of[id(w)] for w in self.weights]
-        decays = [float(optimizer.param_groups[i].get("weight_decay", 0.0)) for i in self.places]
+        where = [held[id(w)] for w in self.weights]
+        self.shares = {
+            optimizer: Share({i: place for i, (its, place) in enumerate(where) if its is optimizer}, decoupled)
+            for optimizer, decoupled in optimizers.items()
+        }
+        decays = [float(optimizer.param_groups[i].get("weight_decay", 0.0)) for optimizer, i in where]
         self.decay = None
         if isinstance(schedule, GReg2) and schedule.gamma is None and len(set(decays)) > 1:
             sizes = torch.tensor([p.stop - p.start for p in self.parameters])
@@ -129,7 +148,7 @@ class Factors:
         return (args[0], wrapped, *args[2:]), kwargs
 
     def around(self, closure: Callable[[], Any], optimizer: Any) -> Callable[[], Any]:
-        shrunk = False
+        shrunk, share = False, self.shares[optimizer]
 
         def closed() -> Any:
             nonlocal shrunk
@@ -138,9 +157,9 @@ class Factors:
             with torch.no_grad():
                 if not shrunk:  # weights shrink once a step, gradients get their share at each evaluation
                     self.act(optimizer)
-                shrunk = self.decoupled
+                shrunk = share.decoupled
                 if isinstance(optimizer, torch.optim.LBFGS):  # its line search needs the penalty's value too
-                    loss = loss + self.value()
+                    loss = loss + self.value(share)
             return loss
 
         return closed
@@ -154,20 +173,21 @@ class Factors:
     def act(self, optimizer: Any) -> None:
         """One step's penalty, on gradients or weights. A fused optimizer under GradScaler unscales the gradients, and
         skips the step if one is infinite, inside its own kernel: so the penalty is scaled, or skipped, alike."""
+        share = self.shares[optimizer]
         skipped, scale = getattr(optimizer, "found_inf", None), getattr(optimizer, "grad_scale", None)
-        if self.decoupled:
+        if share.decoupled:
             scale = None if skipped is None else 1 - skipped
         factors = self.flat if scale is None else self.views(scale)
-        for place in sorted(set(self.places)):
+        for place in sorted(set(share.places.values())):
             group = optimizer.param_groups[place]
             for way in (self.pull, self.shrink):
                 live = [
-                    (w, f)
-                    for w, f, i in zip(self.weights, factors, self.places, strict=True)
-                    if i == place
-                    and w.grad is not None
+                    (w, factors[i])
+                    for i, there in share.places.items()
+                    if there == place
+                    and (w := self.weights[i]).grad is not None
                     # a gradient of a few rows (a sparse embedding's) has no room for the others' penalty
-                    and way == (self.shrink if self.decoupled or w.grad.is_sparse else self.pull)
+                    and way == (self.shrink if share.decoupled or w.grad.is_sparse else self.pull)
                 ]
                 if live:
                     way([w for w, _ in live], [f for _, f in live], group)
@@ -188,23 +208,24 @@ class Factors:
             left = [(w.abs() - step).clamp_(min=0.0) for w, step in zip(weights, steps, strict=True)]
             torch._foreach_copy_(weights, [w.sign() * n for w, n in zip(weights, left, strict=True)])
 
-    def value(self) -> Tensor:
+    def value(self, share: Share) -> Tensor:
         """The penalty itself: ½Σλw², or Σλ|w|."""
-        terms = [
-            (0.5 * f * w.square() if self.form == "l2" else f * w.abs()).sum()
-            for w, f in zip(self.weights, self.flat, strict=True)
-        ]
+        those = [(self.weights[i], self.flat[i]) for i in share.places]
+        terms = [(0.5 * f * w.square() if self.form == "l2" else f * w.abs()).sum() for w, f in those]
         return torch.stack(terms).sum() if terms else torch.zeros(())
 
 
 def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> list[Penalized]:
-    """The parameters in scope that belong to layers which lose something."""
+    """The parameters in scope that belong to layers which lose something; not tied tables that are frozen, which go
+    with their filters as they are."""
     path = scope == "path"
     roles = {*MAKERS, "scale", "shift"} if path else {*MAKERS}
     own = dict(model.named_parameters())
     chosen: dict[str, list[Slice]] = {}
     for s in groups.slices:
-        if (s.role in roles or (path and s.read)) and s.tensor in own and bool(gone(active, s.units).any()):
+        frozen = s.role == "table" and s.tensor in own and not own[s.tensor].requires_grad
+        within = (s.role in roles or (path and s.read)) and s.tensor in own and not frozen
+        if within and bool(gone(active, s.units).any()):
             chosen.setdefault(s.tensor, []).append(s)
     result, start = [], 0
     for name, slices in chosen.items():

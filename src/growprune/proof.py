@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from growprune.compact import cut
@@ -29,7 +29,7 @@ TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bflo
 """How far, relative to the largest of an output, a compacted network may stray from its masked self: rounding, no more.
 """
 ROUNDING = 1e-14
-"""Differences that are less than this beside the largest number of all outputs are none, even with twice the digits."""
+"""Differences that are less than this beside the largest number that differs are none, even with twice the digits."""
 
 OR_SELECTS = (
     "or, if the model sorts or selects (top-k, NMS), so that rounding swaps what it picks: give another example, or "
@@ -40,7 +40,7 @@ OR_SELECTS = (
 
 def tolerance(model: nn.Module) -> float:
     """By the coarsest number format in the model; a GPU's convolutions may be a few digits less exact (Winograd's)."""
-    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    kinds = {p.dtype.to_real() for p in model.parameters() if p.is_floating_point() or p.is_complex()}
     on_gpu = any(p.is_cuda for p in model.parameters())
     return max([TOLERANCE.get(kind, 5e-2) for kind in kinds] + [2e-3 if on_gpu else 0.0])
 
@@ -59,37 +59,50 @@ def masked(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
     return full
 
 
-def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
-    """The largest difference of two networks' outputs (evaluation mode), each relative to its largest.
+Pair = tuple[list[Tensor], list[Tensor]]
+"""Two networks' outputs, in double precision."""
 
-    A copy of `small` runs, so that what its forward counts or keeps is left alone.
-    """
+
+def outputs(small: nn.Module, full: nn.Module, example_input: Any) -> Pair:
+    """What two networks put out in evaluation mode. A copy of `small` runs, so that what its forward counts or keeps is
+    left alone."""
     trial = copied(small)
-    outs = []
-    for net in (trial, full):
+    outs: Pair = [], []
+    for net, found in zip((trial, full), outs, strict=True):
         hooks = [m.register_forward_pre_hook(widen) for m in net.modules() if isinstance(m, _NormBase)]
         with quietly(net):
             made = leaves(call(switched(net, training=False), example_input))
-            outs.append([t.to(torch.cdouble if t.is_complex() else torch.double) for t in made])
+            found += [t.to(torch.cdouble if t.is_complex() else torch.double) for t in made]
         for hook in hooks:
             hook.remove()
     for ran, own in zip(trial.modules(), small.modules(), strict=True):
         if isinstance(own, _NormBase) and isinstance(ran, _NormBase):
             own.num_features = ran.num_features
-    alike = [t.shape for t in outs[0]] == [t.shape for t in outs[1]]
-    return apart(*(telling(*outs) if alike else outs))
+    return outs
 
 
-def apart(those: Sequence[Tensor], these: Sequence[Tensor]) -> float:
-    """The largest difference of two networks' outputs, in double precision, each relative to its own largest number; ∞
-    if their shapes differ, NaN if any of it is."""
+def difference(small: nn.Module, full: nn.Module, example_input: Any) -> float:
+    """How far apart two networks are on the example."""
+    return distance(*outputs(small, full, example_input))
+
+
+def distance(those: Sequence[Tensor], these: Sequence[Tensor]) -> float:
+    """The largest difference of two networks' outputs, each relative to the largest of its numbers that differ."""
+    alike = [t.shape for t in those] == [t.shape for t in these]
+    return apart(*(telling(those, these) if alike else (those, these)))
+
+
+def apart(those: Sequence[Tensor], these: Sequence[Tensor], together: bool = False) -> float:
+    """The largest difference of two networks' outputs, in double precision, each relative to its own largest number, or
+    to that of all `together`; ∞ if their shapes differ, NaN if any of it is."""
     if [t.shape for t in those] != [t.shape for t in these]:
         return math.inf
     errors = [0.0]
     for x, y in zip(those, these, strict=True):
         off = torch.where(x == y, 0.0, (x - y).abs())  # an infinity is equal to itself: masked scores have some
         if off.numel():
-            errors.append(float(off.max()) / (largest([y]) or largest([x]) or 1.0))
+            beside = largest(these) if together else largest([y])
+            errors.append(float(off.max()) / (beside or largest([x]) or 1.0))
     return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
@@ -98,10 +111,10 @@ def largest(outputs: Iterable[Tensor]) -> float:
     return max((float(t.abs().max()) for t in finite if t.numel()), default=0.0)
 
 
-def telling(those: Sequence[Tensor], these: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def telling(those: Sequence[Tensor], these: Sequence[Tensor]) -> Pair:
     """Of two networks' outputs what is not the same in both, which tells nothing of an output's size: −1e9 for what is
     masked, say, beside scores near 0."""
-    none = ROUNDING * largest(these)
+    none = ROUNDING * largest(y[x != y] for x, y in zip(those, these, strict=True))
     where = [~((x == y) | ((x - y).abs() <= none)) for x, y in zip(those, these, strict=True)]
     return [x[at] for x, at in zip(those, where, strict=True)], [y[at] for y, at in zip(these, where, strict=True)]
 
@@ -109,17 +122,31 @@ def telling(those: Sequence[Tensor], these: Sequence[Tensor]) -> tuple[list[Tens
 def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float | None:
     """How far the smaller network strays from the masked one, if it is more than rounding.
 
-    What sorts or selects (top-k, a detector's NMS) turns over near-equals by rounding. So what strays is run again with
-    twice the digits: rounding is then gone, and whatever depends on a width is not.
+    What sorts or selects (top-k, a detector's NMS) turns over near-equals by rounding, and a difference of equals is
+    nothing else. So what strays is run again with twice the digits: rounding is then gone, and whatever depends on a
+    width is not. Where a forward, or a device, knows no double precision, outputs are compared all together.
     """
-    error = difference(small, full, example_input)
+    found = outputs(small, full, example_input)
+    error = distance(*found)
     if error <= tolerance(small):
         return None
     exact = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example_input)
-    with suppress(Exception):  # a forward, or a device, that knows no double precision
-        if difference(copied(small).double(), copied(full).double(), exact) <= tolerance(small):
-            return None
-    return error
+    try:
+        with Doubled():  # type: ignore[no-untyped-call]
+            again = difference(copied(small).double(), copied(full).double(), exact)
+    except Exception:
+        again = apart(*found, together=True)
+    return None if again <= tolerance(small) else error
+
+
+class Doubled(TorchDispatchMode):
+    """What a forward turns into float32 by itself (`x.float() / 255`, of pixels) becomes double."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("dtype") == torch.float:
+            kwargs = {**kwargs, "dtype": torch.double}
+        return func(*args, **kwargs)
 
 
 def untrainable(small: nn.Module, model: nn.Module, example_input: Any) -> Exception | None:
@@ -163,7 +190,7 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
         ) from failed
     if error is not None:
         steady(model, example_input)
-        seen = "in the shapes of its output" if error == math.inf else f"by {error:.1e} of the largest output"
+        seen = "in the shapes of its output" if error == math.inf else f"by {error:.1e} of an output's largest number"
         raise GrowpruneError(
             f"the smaller network strays from the masked one {seen}: its forward must depend on a width, then name "
             f"that layer in ignore=; {OR_SELECTS}"
@@ -180,8 +207,9 @@ def steady(model: nn.Module, example_input: Any) -> None:
         raise GrowpruneError("the model puts out NaN on the example, so no removal can be proved: give another example")
     if not error <= tolerance(model):
         raise GrowpruneError(
-            f"two runs of the model on the example differ by {error:.1e} of the largest output, so no removal can be "
-            "proved: turn off, in evaluation mode, what its forward leaves to chance, or to what it keeps elsewhere"
+            f"two runs of the model on the example differ by {error:.1e} of an output's largest number, so no removal "
+            "can be proved: turn off, in evaluation mode, what its forward leaves to chance, or to what it keeps "
+            "elsewhere"
         )
 
 

@@ -23,6 +23,7 @@ from growprune import attached, checks, criteria, groups, holding, proof, separa
 from growprune import compact as removal
 from growprune import ratios as _ratios
 from growprune.errors import GrowpruneError
+from growprune.folding import fold as fold_in
 from growprune.grouping import build
 from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
@@ -82,7 +83,8 @@ class Pruner:
         self.step_count = 0
         self._past = 0  # steps since it was done
         self._generator = torch.Generator().manual_seed(int(seed))
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._stepped: set[torch.optim.Optimizer] = set()  # which of several have, in this step of the loop
         self._hooks: list[Any] = []
         stop = getattr(self._asked, "stop_ratio", None)
         self._rule = None if stop is None else StopRule(stop)
@@ -155,32 +157,36 @@ class Pruner:
 
     # -- in the loop ---------------------------------------------------------------------------------------------
 
-    def attach(self, optimizer: torch.optim.Optimizer, decoupled: bool | None = None) -> None:
-        """From now on every `optimizer.step()` carries the penalty.
+    def attach(
+        self, optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer], decoupled: bool | None = None
+    ) -> None:
+        """From now on every `optimizer.step()` carries the penalty. Where several train the model (Muon its matrices,
+        AdamW the rest), a list of them: a step is counted when each has stepped.
 
         `decoupled` False: λ·w is added to the gradient just before the update. True: the weight itself shrinks by
         lr·λ, as AdamW decays weights. None: decoupled for optimizers that normalise gradients (Adam and its kin), which
         would divide the penalty away.
         """
-        optimizer = checks.optimizer(optimizer)
-        if self._optimizer is not None:
+        optimizers = checks.carriers(optimizer)
+        if self._optimizers:
             raise GrowpruneError("this pruner is attached already; detach() it first")
-        if twice := [name for each in attached.ATTACHED.get(optimizer, ()) for name in self._both_push(each)]:
+        others = {other for each in optimizers for other in attached.ATTACHED.get(each, ())}
+        if twice := [name for other in others for name in self._both_push(other)]:
             raise GrowpruneError(
                 f"attach: another pruner that pushes '{twice[0]}' is attached to this optimizer: detach() that one, or "
                 "make a new optimizer"
             )
         self._check_trainable()  # once more: a layer may have been frozen since
-        decoupled = normalizes(optimizer) if decoupled is None else decoupled
-        self._gamma = self._factors.bind(optimizer, self._asked, decoupled)
-        self._optimizer = optimizer
-        attached.note(optimizer, self)
+        ways = {each: normalizes(each) if decoupled is None else decoupled for each in optimizers}
+        self._gamma = self._factors.bind(ways, self._asked)
+        self._optimizers = optimizers
+        for each in optimizers:
+            attached.note(each, self)
         self._settle()
         # Kept out of compiled steps here and not where they are defined: that would load the compiler with the package.
-        self._hooks = [
-            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
-            optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
-        ]
+        before, after = torch.compiler.disable(self._before_step), torch.compiler.disable(self._after_step)
+        for each in optimizers:
+            self._hooks += [each.register_step_pre_hook(before), each.register_step_post_hook(after)]
 
     def _check_trainable(self) -> None:
         if self.schedule.total_steps:
@@ -200,18 +206,26 @@ class Pruner:
         """Take the hooks off again."""
         for hook in self._hooks:
             hook.remove()
-        if self._optimizer is not None:
-            attached.forget(self._optimizer, self)
-        self._hooks, self._optimizer = [], None
+        for each in self._optimizers:
+            attached.forget(each, self)
+        self._hooks, self._optimizers = [], []
+        self._stepped.clear()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if optimizer in self._stepped:  # and another was left out this time
+            self._stepped.clear()
+            self.advance()
         if self.done:
             return None
         self._follow_device()
         return self._factors.apply(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return
+        self._stepped.add(optimizer)
+        if len(self._stepped) == len(self._optimizers):
+            self._stepped.clear()
             self.advance()
 
     def advance(self) -> None:
@@ -335,7 +349,7 @@ class Pruner:
                 f"nothing is picked yet: {type(self._asked).__name__} picks at step {self.schedule.pick_step}, this is "
                 f"step {self.step_count}"
             )
-        optimizers = checks.optimizers(optimizer)
+        optimizers = checks.optimizers(optimizer, self.model)
         self._follow_device()
         checks.weights(self.model)
         if not self.done:
@@ -348,22 +362,22 @@ class Pruner:
             warnings.warn(f"compact: {why}", stacklevel=2)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
-            for each in (*optimizers, *([self._optimizer] if self._optimizer else [])):
+            for each in (*optimizers, *self._optimizers):
                 holding.after_any_step(each, (), {})
             self.detach()
             return self.model
         small = removal.cut(self.model, self.groups, self._pruned)
         proof.prove(self.model, small, self.groups, self._pruned, self.example_input)
         if fold:
-            removal.fold(self.model, small, self.groups, self._pruned, self.example_input, fixed_norm)
+            fold_in(self.model, small, self.groups, self._pruned, self.example_input, fixed_norm)
         if calibrate is not None:
             removal.calibrate(small, calibrate)
-        for each in optimizers:
-            removal.follow(each, self.model, small, self.groups, self._pruned)
         if optimizers:
+            removal.follow(optimizers, self.model, small, self.groups, self._pruned)
             checks.left_out(small, optimizers)
-        if self._optimizer is not None and self._optimizer not in optimizers:
-            removal.watch_left_behind(self._optimizer, self.model, lambda it: bool(attached.ATTACHED.get(it)))
+        for each in self._optimizers:
+            if each not in optimizers:
+                removal.watch_left_behind(each, self.model, lambda it: bool(attached.ATTACHED.get(it)))
         self.detach()
         return small
 

@@ -11,16 +11,15 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from numbers import Real
 from typing import Literal
 
 import torch
 
 from growprune.errors import GrowpruneError, nearest
 from growprune.groups import Groups, Layer, layer_name, why_none
-from growprune.schedule import is_number
+from growprune.schedule import is_number, is_real, plain_numbers
 from growprune.solving import solve
 
 AT_MOST = 0.95
@@ -110,16 +109,12 @@ def read(ratios: Ratios) -> Spec:
     elif isinstance(ratios, (list, tuple)):
         spec = Stages(tuple(number(r) for r in ratios))
     elif isinstance(ratios, (Uniform, Stages, Ranges, ByName, Global, Speedup)):
-        spec = ratios
+        spec = replace(ratios)
+        plain_numbers(spec)
     else:
         raise GrowpruneError(f"ratios: cannot read {ratios!r}; give a number, a list, a dict, Global(r) or Speedup(x)")
     check(spec)
     return spec
-
-
-def is_real(value: object) -> bool:
-    """Also of numpy's kinds."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def parse(text: str) -> Spec:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from growprune.errors import GrowpruneError, line
 
 COMPRESSED = torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc
 """Layouts of sparse tensors whose numbers are their values()."""
+NO_OUTPUT = type, nn.Module, ModuleType, FunctionType, MethodType, BuiltinFunctionType, functools.partial
+"""What an output may hold, but puts nothing out."""
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -84,17 +88,17 @@ def placed(model: nn.Module, example_input: Any) -> Any:
 
 def leaves(output: Any) -> Iterable[Tensor]:
     """Every tensor in a model's output, also inside objects that pytree does not know."""
-    seen = set[int]()
-
-    def inside(thing: Any) -> Iterator[Tensor]:
-        for leaf in tree_leaves(thing):
+    seen, inside = set[int](), [iter(tree_leaves(output))]  # how deep objects may lie in each other nobody says
+    while inside:
+        for leaf in inside[-1]:
             if isinstance(leaf, Tensor):
                 yield leaf
-            elif id(leaf) not in seen and not isinstance(leaf, (type, nn.Module)):
+            elif id(leaf) not in seen and not isinstance(leaf, NO_OUTPUT):
                 seen.add(id(leaf))
-                yield from inside(attributes(leaf))
-
-    return inside(output)
+                inside.append(iter(tree_leaves(attributes(leaf))))
+                break
+        else:
+            inside.pop()
 
 
 def attributes(thing: Any) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from numbers import Integral, Real
+from typing import Any, Literal
 
 from growprune.errors import GrowpruneError
 
@@ -220,6 +221,7 @@ def increments(ceiling: float, delta: float) -> int:
 def check(schedule: GReg1 | GReg2, *more: str) -> None:
     """Every field of a schedule, in one line each: `more` names further positive numbers."""
     kind = type(schedule).__name__
+    plain_numbers(schedule)
     for name in ("delta_lambda", "tau", *more):
         if not (is_number(value := getattr(schedule, name)) and value > 0):
             raise GrowpruneError(f"{kind}: {name} must be a positive number, not {value!r}")
@@ -229,7 +231,7 @@ def check(schedule: GReg1 | GReg2, *more: str) -> None:
         )
     for name, least in (("ku", 1), ("ks", 0)):
         value = getattr(schedule, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_whole(value) or value < least:
             raise GrowpruneError(f"{kind}: {name} must be a whole number, {least} or more, not {value!r}")
     if schedule.form not in ("l2", "l1"):
         raise GrowpruneError(f"{kind}: form must be 'l2' or 'l1', not {schedule.form!r}")
@@ -242,6 +244,28 @@ def check(schedule: GReg1 | GReg2, *more: str) -> None:
         )
 
 
+# -- numbers that users give, numpy's too ----------------------------------------------------------------------------
+
+
+def is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def is_number(value: object) -> bool:
     """Finite, and no bool; whole numbers too long for a float are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    try:
+        return isinstance(value, Real) and is_real(value) and abs(float(value)) < 1e300
+    except OverflowError:
+        return False
+
+
+def plain_numbers(fields: Any) -> None:
+    """In a frozen dataclass numpy's numbers become Python's, for what is kept of it is read again without numpy."""
+    for name, value in vars(fields).items():
+        kind = int if is_whole(value) else float if is_real(value) else type(value)
+        if type(value) is not kind:
+            object.__setattr__(fields, name, kind(value))

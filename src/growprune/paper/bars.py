@@ -67,7 +67,7 @@ def accuracy(row: str, found: Found, paper: float) -> Verdict:
 
 
 def difference(one: Found, other: Found) -> float | None:
-    """How far the other is above the first, over the seeds that both have."""
+    """How far the other is above the first, over the seeds that both have, from the same base network."""
     one, other = one.paired(other)
     return round(other.mean() - one.mean(), 2) if one else None
 

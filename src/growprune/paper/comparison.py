@@ -189,8 +189,8 @@ def reading_aids(runs: Mapping[str, Found], grids: Sequence[Grid]) -> tuple[str,
         said.append("± is the deviation over so many runs as stand in brackets.")
     words = [word for grid in grids for word in (*grid.head, *(line[0] for line in grid.lines), *grid.remarks)]
     differ = any("gain" in word or "− one-shot" in word or "− GReg-1" in word for word in words)
-    if differ and len({frozenset(found.seeds) for found in runs.values()}) > 1:
-        said.append("Differences between methods are over the seeds that both were run with.")
+    if differ and len({found.luck for found in runs.values()}) > 1:
+        said.append("Differences between methods are over the seeds that both have, from the same base network.")
     if mixed := [name for name, found in runs.items() if len(found.precisions) > 1]:
         said.append(f"Means over runs of different precision: {', '.join(mixed)}.")
     return tuple(said)

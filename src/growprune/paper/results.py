@@ -178,11 +178,15 @@ class Found:
     def paired(self, other: Found) -> tuple[Found, Found]:
         """Of both only what has the same seeds, and began from the same network: one's luck must not be held against
         the other."""
-        common = {luck(run) for run in self.runs} & {luck(run) for run in other.runs}
+        common = self.luck & other.luck
         one, two = (
             replace(each, runs=tuple(run for run in each.runs if luck(run) in common)) for each in (self, other)
         )
         return one, two
+
+    @property
+    def luck(self) -> frozenset[tuple[int, str]]:
+        return frozenset(map(luck, self.runs))
 
     @property
     def seeds(self) -> set[int]:
