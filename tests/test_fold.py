@@ -143,6 +143,26 @@ def test_a_norm_takes_it_only_if_it_is_the_layers_own(kind: str, bias: bool) -> 
     assert stray(folded(model, x, "c", fold=False), model, x) > 1e-2
 
 
+def test_a_norm_does_not_take_what_the_model_puts_out_as_well() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.i, self.c, self.r = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 1, bias=False)
+            self.norm = nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            made = self.r(F.relu(self.c(F.relu(self.i(x)))))
+            return [self.norm(made), made]
+
+    model, x = drawn(Both()), torch.randn(4, 3, 8, 8)
+    with torch.no_grad():
+        model.c.weight[GONE] = 0
+        model.c.bias[GONE] = 1.0
+    small = folded(model, x, "c")
+    assert small.r.bias is not None
+    assert stray(small, model, x) < 1e-5
+
+
 def test_two_layers_with_one_norm_each_have_a_bias() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

@@ -133,6 +133,19 @@ def test_what_is_zero_but_for_rounding_is_not_taken_for_a_difference(eager: bool
         assert small.d.out_channels == 24
 
 
+def test_a_forward_that_makes_float32_hides_nothing_behind_a_large_output() -> None:
+    class Cast(Counting):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x.float() / 255)
+
+    torch.manual_seed(0)
+    x = torch.randint(0, 255, (4, 10), dtype=torch.uint8)
+    large = OUTPUTS["beside a large one"]
+    with pytest.raises(gp.GrowpruneError, match="no filter of 'b'"), pytest.warns(UserWarning, match="1 layers stay"):
+        gp.Pruner(Cast(large), x, gp.OneShot(), ratios={"b": 0.5})
+    gp.Pruner(Cast(large, counts=False), x, gp.OneShot(), ratios={"b": 0.5}).compact()
+
+
 def test_a_network_of_complex_numbers_is_proved_to_its_own_digits() -> None:
     class Waves(nn.Module):
         def __init__(self) -> None:

@@ -104,6 +104,20 @@ def test_each_is_pushed_in_its_own_way() -> None:
         assert torch.equal(now[~goes[name]], then[~goes[name]])
 
 
+def test_what_two_hold_the_first_pushes() -> None:
+    net = seeded(MLP)
+    pruner = gp.Pruner(net, X, SCHEDULE, ratios=RATIOS)
+    first = torch.optim.SGD([*net.fc1.parameters(), *net.fc2.parameters()], lr=0.1)
+    second = torch.optim.SGD(net.parameters(), lr=0.0)
+    pruner.attach([first, second])
+    before, goes = net.fc1.weight.detach().clone(), ~pruner.masks()["fc1"]
+    net.zero_grad()
+    (F.cross_entropy(net(X), Y) * 0).backward()
+    first.step()
+    second.step()
+    torch.testing.assert_close(net.fc1.weight.detach()[goes], before[goes] * (1 - 0.1 * 0.1))
+
+
 def test_detached_all_are_their_old_selves() -> None:
     net = seeded(MLP)
     pruner = gp.Pruner(net, X, SCHEDULE, ratios=RATIOS)
@@ -221,6 +235,25 @@ def test_none_of_several_is_changed_if_one_cannot_go_on() -> None:
     assert one.param_groups[0]["params"] == list(net.parameters())
     small = pruner.compact(optimizer=[one, one])
     assert one.param_groups[0]["params"] == list(small.parameters())
+
+
+def test_a_wrapped_optimizer_goes_on_too() -> None:
+    """As accelerate's, which hands the real one's groups on and steps it within its own step."""
+
+    class Wrapped(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.optimizer, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+
+        def step(self, closure: Any = None) -> Any:
+            return self.optimizer.step(closure)
+
+    net, x = head(vectors=True), torch.randn(4, 6)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    net(x).sum().backward()
+    inner.step()
+    small = gp.Pruner(net, x, gp.OneShot(), ratios={"2": 0.5}).compact(optimizer=Wrapped(inner))
+    assert inner.param_groups[0]["params"] == list(small.parameters())
+    assert inner.state[small[2].weight]["momentum_buffer"].shape == (4, 8)
 
 
 # -- numbers of numpy's ----------------------------------------------------------------------------------------------
