@@ -1049,7 +1049,42 @@ def test_an_optimizer_that_went_along_is_not_left_behind() -> None:
         elif way == "by hand":
             optimizer.param_groups.clear()
             optimizer.add_param_group({"params": list(small.parameters())})
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = torch.zeros_like(p)
         optimizer.step()
+
+
+@HARDLY
+def test_a_loop_that_goes_on_with_the_larger_network_is_told_so_once() -> None:
+    net, pruner, optimizer = pushed()
+    small = pruner.compact(optimizer=optimizer)
+    net(IMAGE).sum().backward()
+    with pytest.warns(UserWarning, match="no gradient has come to it: does the loop still call the larger one") as told:
+        optimizer.step()
+    assert told[0].filename == __file__
+    optimizer.step()
+    assert all(p.grad is None for p in small.parameters())
+
+
+def test_a_look_at_the_smaller_network_does_not_end_the_push() -> None:
+    """`while not pruner.done` would never end."""
+    net = create("resnet20", 10)
+    pruner, optimizer = gp.Pruner(net, IMAGE, schedule=SHORT), torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    optimizer.step()
+    with pytest.warns(UserWarning, match="compact at step 1 of .* the larger network is still pushed$"):
+        pruner.compact()
+    for _ in range(pruner.total_steps - 1):
+        optimizer.step()
+    assert pruner.done
+    pruner, optimizer = gp.Pruner(net, IMAGE, schedule=SHORT), torch.optim.SGD(net.parameters(), lr=0.1)
+    pruner.attach(optimizer)
+    optimizer.step()
+    with pytest.warns(UserWarning, match="is cut off all the same$"):  # who hands the optimizer over has done with it
+        small = pruner.compact(optimizer=optimizer)
+    small(IMAGE).sum().backward()
+    optimizer.step()
+    assert pruner.step_count == 1
 
 
 @HARDLY

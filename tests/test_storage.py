@@ -475,3 +475,100 @@ def test_what_a_file_of_tensors_would_lose_is_refused(tmp_path: Path) -> None:
         with pytest.raises(gp.GrowpruneError, match=f"'{name}.*would be lost"):
             gp.save(net, path)
         assert not path.exists()
+
+
+# -- which network a file is of --------------------------------------------------------------------------------------
+
+
+def images(kernel: int = 3, inputs: int = 1, classes: int = 10, wide: int = 32) -> nn.Module:
+    convs = (
+        nn.Conv2d(inputs, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, wide, kernel, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(wide, 16, 1),
+    )
+    return nn.Sequential(*convs, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, classes))
+
+
+X = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+SMALLER = {"2": 0.5, "4": 0.25}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"kernel": 5}, {"inputs": 3}, {"classes": 20}, {"wide": 48}, {"wide": 16}],
+    ids=lambda other: next(iter(other)),
+)
+def test_a_smaller_networks_file_knows_its_full_size(tmp_path: Path, other: dict[str, int]) -> None:
+    small = gp.Pruner(images(), X, gp.OneShot(), ratios=SMALLER).compact()
+    gp.save(small, tmp_path / "small")
+    again = gp.load(tmp_path / "small", images)
+    assert torch.equal(again(X), small(X))
+    gp.save(copy.deepcopy(again), tmp_path / "again")  # it still knows it
+    for name in ("small", "again"):
+        with pytest.raises(
+            gp.GrowpruneError, match=r"of another network: '\d\.weight' was .* before it was pruned, it is"
+        ):
+            gp.load(tmp_path / name, lambda: images(**other))
+
+
+def test_what_was_changed_since_is_of_the_size_that_it_is(tmp_path: Path) -> None:
+    """Pruned twice, the classifier replaced, single weights pruned as well."""
+    net = images()
+    for ratios in (SMALLER, {"2": 0.5}):
+        net = gp.Pruner(net, X, gp.OneShot(), ratios=ratios).compact()
+    net[7] = nn.Linear(net[7].in_features, 7)
+    net = gp.Pruner(net, X, gp.OneShot(), ratios=0.5, granularity="weight").compact()
+    gp.save(net, tmp_path / "file")
+    again = gp.load(tmp_path / "file", lambda: images(classes=7))
+    assert torch.equal(again(X), net(X))
+    assert (again[2].out_channels, float((again[4].weight == 0).float().mean())) == (8, 0.5)
+    with pytest.raises(gp.GrowpruneError, match=r"'2\.weight' was \(32, 32, 3, 3\) before it was pruned"):
+        gp.load(tmp_path / "file", lambda: images(classes=7, kernel=5))
+
+
+class Tables(nn.Module):
+    def __init__(self, rows: int = 20, hidden: int = 12) -> None:
+        super().__init__()
+        self.words, self.rnn = nn.Embedding(rows, 8), nn.LSTM(8, hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(self.words(x))[0].mean((1, 2))
+
+
+@pytest.mark.parametrize("other", [{"rows": 30}, {"hidden": 16}])
+def test_other_files_differ_only_where_filters_lie(tmp_path: Path, other: dict[str, int]) -> None:
+    """A kernel's size, a table's rows, a recurrent layer's units are none."""
+    gp.save(Tables(), tmp_path / "file")
+    with pytest.raises(gp.GrowpruneError, match="of another network"):
+        gp.load(tmp_path / "file", lambda: Tables(**other))
+    gp.save(images(), tmp_path / "file")
+    with pytest.raises(gp.GrowpruneError, match="of another network"):
+        gp.load(tmp_path / "file", lambda: images(kernel=5))
+
+
+def test_a_builder_need_not_hold_data(tmp_path: Path) -> None:
+    small = gp.Pruner(images(), X, gp.OneShot(), ratios=SMALLER).compact()
+    gp.save(small, tmp_path / "file")
+
+    def bare() -> nn.Module:
+        with torch.device("meta"):
+            return images()
+
+    assert torch.equal(gp.load(tmp_path / "file", bare)(X), small(X))
+
+
+def test_what_is_loaded_in_inference_mode_can_be_trained(tmp_path: Path) -> None:
+    gp.save(images(), tmp_path / "file")
+    with torch.inference_mode():
+        net = gp.load(tmp_path / "file", images)
+    net(X).sum().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(gp.GrowpruneError, match="pipe: cannot be written: not a file"):
+        gp.save(images(), tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()

@@ -5,7 +5,7 @@ A framework may wrap an optimizer, make it anew, or never step the one that a pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from growprune.errors import warn
+from growprune.errors import GrowpruneError, warn
 
 
 class Pushes(Protocol):
@@ -44,6 +44,39 @@ def within(given: Any) -> Any:
 def hooked(optimizer: torch.optim.Optimizer) -> bool:
     """Does it run hooks when it steps? torch marks the classes that do."""
     return bool(getattr(type(optimizer).step, "hooked", False))
+
+
+class Turns:
+    """Which of several optimizers have stepped in this step of the loop: it ends when all have, or, if one is left out,
+    when another begins the next."""
+
+    def __init__(self) -> None:
+        self.stepped: set[torch.optim.Optimizer] = set()
+
+    def begins(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Before its step: is that one of the next turn?"""
+        if optimizer not in self.stepped:
+            return False
+        self.stepped.clear()
+        return True
+
+    def ends(self, optimizer: torch.optim.Optimizer, number: int) -> bool:
+        """After its step: was it the last of so many?"""
+        self.stepped.add(optimizer)
+        if len(self.stepped) < number:
+            return False
+        self.stepped.clear()
+        return True
+
+
+def alone(optimizers: Iterable[torch.optim.Optimizer], both_push: Callable[[Any], list[str]]) -> None:
+    """Refuse a second pruner of the same parameters on an optimizer: their penalties would add up."""
+    others = {other for each in optimizers for other in ATTACHED.get(each, ())}
+    if twice := [name for other in others for name in both_push(other)]:
+        raise GrowpruneError(
+            f"attach: another pruner that pushes '{twice[0]}' is attached to this optimizer: detach() that one, or "
+            "make a new optimizer"
+        )
 
 
 def note(optimizer: torch.optim.Optimizer, pruner: Pushes) -> None:

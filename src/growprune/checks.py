@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from growprune.groups import MAKERS, Groups, Layer, layer_name, owner
 from growprune.holding import held
 from growprune.ratios import ByName, Spec
 from growprune.running import tensors, unsound
-from growprune.schedule import Schedule, is_whole
+from growprune.schedule import Penalty, Phase, Schedule, is_number, is_whole
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -64,9 +64,21 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
+def example(given: Any) -> None:
+    """Is it an input, and not what inputs come from?"""
+    if not isinstance(given, (Tensor, tuple, list, Mapping)):
+        raise GrowpruneError(
+            "example_input: give a tensor, a tuple of arguments or a dict of keyword arguments, not "
+            f"{full_name(type(given))}"
+        )
+
+
 def choices(schedule: Schedule, granularity: str, scope: str, coupled: bool, seed: int, multiple: int) -> None:
     if not isinstance(schedule, Schedule):
         raise GrowpruneError(f"schedule: give GReg1(), GReg2(), OneShot() or a Schedule of your own, not {schedule!r}")
+    for name in ("total_steps", "pick_step"):
+        if not is_whole(value := getattr(schedule, name)) or value < 0:
+            raise GrowpruneError(f"schedule: {name} of {type(schedule).__name__} must be a whole number, not {value!r}")
     if schedule.pick_step > schedule.total_steps:
         raise GrowpruneError(
             f"schedule: {type(schedule).__name__} picks at step {schedule.pick_step}, but ends at step "
@@ -178,6 +190,55 @@ def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
             return
 
 
+def penalty(given: Any, schedule: Schedule, step: int) -> Penalty:
+    """What a schedule of one's own says of a step, if it can be added to weights."""
+    if (
+        isinstance(given, Penalty)
+        and isinstance(given.phase, Phase)
+        and all(map(is_number, (given.pruned, given.kept)))
+    ):
+        return given
+    raise GrowpruneError(
+        f"schedule: {type(schedule).__name__}.at({step}) must give a Penalty of a Phase and two finite numbers, not "
+        f"{short(given)}"
+    )
+
+
+LOW = torch.half, torch.bfloat16
+
+
+def shrinks(weights: Iterable[Tensor], optimizers: Mapping[torch.optim.Optimizer, bool], schedule: Schedule) -> None:
+    """Tell of weights in half precision that a step takes less from than their format can tell: they never move."""
+    tau = getattr(schedule, "tau", None)
+    low = {id(w): w.dtype for w in weights if w.dtype in LOW}
+    if not low or tau is None:
+        return
+    for optimizer, decoupled in optimizers.items():
+        for group in optimizer.param_groups:
+            kinds = {low[id(p)] for p in group["params"] if id(p) in low}
+            faster = 1 if decoupled else 1 / (1 - min(0.999, float(group.get("momentum", 0.0))))
+            share = float(group["lr"]) * tau * faster
+            for kind in kinds:
+                if share < (least := torch.finfo(kind).eps / 2):
+                    warn(
+                        f"attach: weights in {str(kind).removeprefix('torch.')} cannot shrink by lr·τ = {share:.1g} of "
+                        f"themselves a step (the least is {least:.1g}), so nothing will be pushed: keep them in "
+                        "float32, with autocast for speed"
+                    )
+                    return
+
+
+def unchanged(model: nn.Module, groups: Groups, shapes: Mapping[str, torch.Size]) -> None:
+    """Is of the model, as far as it is pruned, all as it was when the pruner was made?"""
+    now = tensors(model)
+    for name in dict.fromkeys(s.tensor for s in groups.slices):
+        if name not in now or now[name].shape != shapes[name]:
+            how = "is no more" if name not in now else f"has another shape, {tuple(now[name].shape)}"
+            raise GrowpruneError(
+                f"the model has changed since the pruner was made: '{name}' {how}; make the pruner anew"
+            )
+
+
 def several(given: Any) -> list[Any]:
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
@@ -249,8 +310,10 @@ def state(given: Any, units: int) -> None:
     for key, kind in kinds.items():
         if key not in given or not isinstance(given[key], kind):
             raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given.get(key, 'missing'))}")
-    if given["step"] < 0:
-        raise GrowpruneError(f"this is not a pruner's state: its step is {given['step']}")
+    past = given.get("past", 0)  # older states do not know it
+    for key, value in (("step", given["step"]), ("past", past)):
+        if not is_whole(value) or value < 0:
+            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
     generator = torch.Generator().get_state()
     for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
         if given[key].shape != shape or given[key].dtype != kind:

@@ -23,7 +23,7 @@ from growprune.copying import copied
 from growprune.errors import GrowpruneError, line, warn
 from growprune.groups import Groups, gone, owner
 from growprune.holding import keep_zero
-from growprune.running import call, in_mode, quietly, tensors
+from growprune.running import call, in_mode, quietly, tensors, unsound
 
 
 def kept_indices(groups: Groups, pruned: Tensor) -> dict[str, list[tuple[int, Tensor]]]:
@@ -68,11 +68,22 @@ def put(where: Sequence[tuple[nn.Module, str]], old: Tensor, new: Tensor) -> Non
         table[name] = new
 
 
+BEFORE = "_growprune_before"
+"""Where a smaller network keeps, by tensor, the shape that it had at full size, and the one that it was cut to."""
+
+
+def shapes_before(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of a smaller network's tensors the shapes at full size, as far as they are still those that were cut."""
+    known, now = vars(model).get(BEFORE, {}), tensors(model)
+    return {name: full for name, (full, cut) in known.items() if name in now and tuple(now[name].shape) == cut}
+
+
 @torch.no_grad()
 def cut(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
     """A copy of the model without the pruned units."""
     small = copied(model)
     old, where = tensors(small), places(small)
+    full = {name: tuple(t.shape) for name, t in old.items()} | shapes_before(model)
     for name, cuts in kept_indices(groups, pruned).items():
         put(where[name], old[name], narrowed(old[name], cuts, old[name].shape))
         for module, _ in where[name]:
@@ -81,6 +92,7 @@ def cut(model: nn.Module, groups: Groups, pruned: Tensor) -> nn.Module:
         lost = gone(pruned, units)
         if bool(lost.any()):
             regroup(small.get_submodule(owner(name)), int((~lost).sum()), len(units))
+    vars(small)[BEFORE] = {name: (full[name], tuple(t.shape)) for name, t in tensors(small).items()}
     return small
 
 
@@ -203,6 +215,23 @@ def watch_left_behind(
     optimizer.register_step_pre_hook(torch.compiler.disable(before_step))
 
 
+def watch_handed_over(optimizer: torch.optim.Optimizer, small: nn.Module) -> None:
+    """Tell whoever goes on with the larger network, whose parameters this optimizer does not hold any more: at the
+    first step, if no gradient has come to the smaller one."""
+    own = WeakIdKeyDictionary(dict.fromkeys(small.parameters()))
+
+    def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        hook.remove()
+        ours = [p for group in optimizer.param_groups for p in group["params"] if p in own]
+        if all(p.grad is None for p in ours) and not args[1:] and not kwargs.get("closure"):
+            warn(
+                "this optimizer trains the smaller network since compact(), but no gradient has come to it: does the "
+                "loop still call the larger one?"
+            )
+
+    hook = optimizer.register_step_pre_hook(torch.compiler.disable(before_step))
+
+
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
     """Estimate batch-norm statistics anew, as the mean over the batches; every module keeps its mode, and norms that no
     batch reaches keep their statistics.
@@ -235,6 +264,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
                 now.copy_(then)
     if not number:
         raise GrowpruneError("compact: calibrate= holds no batch")
+    if (bad := unsound(model)) is not None:
+        raise GrowpruneError(f"compact: with the batches of calibrate= '{bad}' comes to NaN or infinite numbers")
 
 
 def statistics(norm: _BatchNorm) -> list[Tensor]:

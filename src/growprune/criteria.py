@@ -153,6 +153,9 @@ def find(criterion: str | Criterion | Callable[[Tensor], Tensor]) -> Criterion:
                 f"criterion: unknown '{criterion}'{nearest(criterion, KNOWN)} (known: {', '.join(KNOWN)})"
             )
         return KNOWN[criterion]()
+    if isinstance(criterion, type):
+        name = criterion.__name__
+        raise GrowpruneError(f"criterion: {name} is a class: give what it makes, as {name}(...)")
     if callable(criterion):
         return Custom(criterion)
     raise GrowpruneError(f"criterion: {criterion!r} is neither a name nor a function")

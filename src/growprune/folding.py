@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from growprune.compact import kept_indices
 from growprune.copying import copied
 from growprune.groups import MAKERS, Groups, gone, owner
-from growprune.running import call, leaves, switched, tensors, whole_operators
+from growprune.running import call, fresh, leaves, switched, tensors, whole_operators
 
 
 @dataclass
@@ -106,7 +106,7 @@ def fold(
     vanished(ghost, groups, pruned, fixed_norm)
     watch = Onward(ghost, lost(groups, pruned))
     with whole_operators(ghost), watch:
-        output = call(ghost, example_input)
+        output = call(ghost, fresh(example_input))
     watch.taken(output, "")
     cuts, new = kept_indices(groups, pruned), tensors(small)
     made = {weight: 1 - dim for weight, dim in watch.lost}

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from growprune.copying import copied
 from growprune.errors import GrowpruneError, line, nearest, warn
 from growprune.groups import MAKERS, TIED, Granularity, Groups, Layer, Slice, layer_name, owner
 from growprune.holding import held
 from growprune.rules import find_rule
-from growprune.running import call, leaves, placed, switched, tensors, to_train_on, whole_operators
+from growprune.running import call, fresh, leaves, placed, switched, tensors, to_train_on, whole_operators
 from growprune.trace import FIXED, INPUT, Trace, Tracer
 
 RETURNED = "it makes what the model returns"
@@ -139,7 +139,7 @@ def trace(model: nn.Module, example_input: Any) -> Trace:
 
 def follow(tracer: Tracer, model: nn.Module, example_input: Any) -> None:
     """One run, and what it returns stays."""
-    example_input = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, example_input)
+    example_input = fresh(example_input)
     for t in tree_leaves(example_input):
         if isinstance(t, Tensor):
             tracer.mark(t, torch.full((1,) * t.dim(), INPUT))

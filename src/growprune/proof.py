@@ -23,7 +23,7 @@ from growprune.compact import cut
 from growprune.copying import copied
 from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, Layer, gone
-from growprune.running import call, leaves, quietly, switched, tensors, to_train_on
+from growprune.running import call, fresh, leaves, quietly, switched, tensors, to_train_on
 
 TOLERANCE = {torch.double: 1e-9, torch.float: 1e-4, torch.half: 1e-2, torch.bfloat16: 5e-2}
 """How far, relative to the largest of an output, a compacted network may stray from its masked self: rounding, no more.
@@ -71,7 +71,7 @@ def outputs(small: nn.Module, full: nn.Module, example_input: Any) -> Pair:
     for net, found in zip((trial, full), outs, strict=True):
         hooks = [m.register_forward_pre_hook(widen) for m in net.modules() if isinstance(m, _NormBase)]
         with quietly(net):
-            made = leaves(call(switched(net, training=False), example_input))
+            made = leaves(call(switched(net, training=False), fresh(example_input)))
             found += [t.to(torch.cdouble if t.is_complex() else torch.double) for t in made]
         for hook in hooks:
             hook.remove()
@@ -153,17 +153,17 @@ def untrainable(small: nn.Module, model: nn.Module, example_input: Any) -> Excep
     """What the smaller network fails with in training mode, where the model does not: noise of a fixed width, say, that
     evaluation does not add. What training puts out is not compared, for chance may have a part in it."""
     for example in to_train_on(example_input):
-        failure = fails_to_train(small, example)
-        if failure is None or fails_to_train(model, example) is None:
+        failure = fails(small, example, training=True)
+        if failure is None or fails(model, example, training=True) is None:
             return failure
     return None
 
 
-def fails_to_train(net: nn.Module, example_input: Any) -> Exception | None:
+def fails(net: nn.Module, example_input: Any, training: bool) -> Exception | None:
     try:
         trial = copied(net)
         with quietly(trial):
-            call(switched(trial, training=True), example_input)
+            call(switched(trial, training), fresh(example_input))
     except Exception as failure:
         return failure
     return None
@@ -181,6 +181,10 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
     try:
         error = strays(small, masked(model, groups, pruned), example_input)
     except Exception as failure:
+        if (own := fails(model, example_input, training=False)) is not None:
+            raise GrowpruneError(
+                f"the model itself fails on the example: {line(own)}; has it, or its precision, changed?"
+            ) from own
         raise GrowpruneError(
             f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
         ) from failure

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,8 +28,15 @@ from growprune.grouping import build
 from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
-from growprune.schedule import Ended, GReg1, GReg2, Penalty, Phase, Schedule
+from growprune.schedule import Ended, GReg1, GReg2, OneShot, Penalty, Phase, Schedule
 from growprune.separation import Separation, StopRule
+
+OURS = GReg1, GReg2, OneShot, Ended
+
+
+def plain(value: Any) -> bool:
+    """Can a state hold it, and be told from others by it?"""
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 class Pruner:
@@ -56,7 +63,10 @@ class Pruner:
         seed: int = 0,
         multiple: int = 1,
     ) -> None:
+        if torch.is_inference_mode_enabled():
+            raise GrowpruneError("Pruner: made in torch.inference_mode() nothing could be trained; use torch.no_grad()")
         self.model = checks.unwrapped(model)
+        checks.example(example_input)
         self.example_input = example_input
         self._asked = self.schedule = GReg1() if schedule is None else schedule
         self._gamma = 0.0
@@ -78,13 +88,13 @@ class Pruner:
             name, why = next(iter(self.skipped.items()))
             raise GrowpruneError(f"no layer of this model can be pruned: without a filter of '{name}' it fails: {why}")
         checks.named(self.model, self.spec, self.groups)
-        shapes = {name: t.shape for name, t in tensors(self.model).items()}
-        self.counts = _ratios.counts(self.spec, self.groups, shapes, multiple)
+        self._shapes = {name: t.shape for name, t in tensors(self.model).items()}
+        self.counts = _ratios.counts(self.spec, self.groups, self._shapes, multiple)
         self.step_count = 0
         self._past = 0  # steps since it was done
         self._generator = torch.Generator().manual_seed(int(seed))
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._stepped: set[torch.optim.Optimizer] = set()  # which of several have, in this step of the loop
+        self._turns = attached.Turns()
         self._hooks: list[Any] = []
         stop = getattr(self._asked, "stop_ratio", None)
         self._rule = None if stop is None else StopRule(stop)
@@ -141,7 +151,8 @@ class Pruner:
 
     def penalty(self) -> Penalty:
         """The penalty that the next optimizer step carries."""
-        return self.schedule.at(self.step_count)
+        found = self.schedule.at(self.step_count)
+        return found if type(self.schedule) in OURS else checks.penalty(found, self.schedule, self.step_count)
 
     def masks(self) -> dict[str, Tensor]:
         """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
@@ -170,15 +181,11 @@ class Pruner:
         optimizers = checks.carriers(optimizer)
         if self._optimizers:
             raise GrowpruneError("this pruner is attached already; detach() it first")
-        others = {other for each in optimizers for other in attached.ATTACHED.get(each, ())}
-        if twice := [name for other in others for name in self._both_push(other)]:
-            raise GrowpruneError(
-                f"attach: another pruner that pushes '{twice[0]}' is attached to this optimizer: detach() that one, or "
-                "make a new optimizer"
-            )
+        attached.alone(optimizers, self._both_push)
         self._check_trainable()  # once more: a layer may have been frozen since
         ways = {each: normalizes(each) if decoupled is None else decoupled for each in optimizers}
         self._gamma = self._factors.bind(ways, self._asked)
+        checks.shrinks(self._factors.weights, ways, self._asked)
         self._optimizers = optimizers
         for each in optimizers:
             attached.note(each, self)
@@ -208,12 +215,10 @@ class Pruner:
             hook.remove()
         for each in self._optimizers:
             attached.forget(each, self)
-        self._hooks, self._optimizers = [], []
-        self._stepped.clear()
+        self._hooks, self._optimizers, self._turns = [], [], attached.Turns()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if optimizer in self._stepped:  # and another was left out this time
-            self._stepped.clear()
+        if self._turns.begins(optimizer):
             self.advance()
         if self.done:
             return None
@@ -223,9 +228,7 @@ class Pruner:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        self._stepped.add(optimizer)
-        if len(self._stepped) == len(self._optimizers):
-            self._stepped.clear()
+        if self._turns.ends(optimizer, len(self._optimizers)):
             self.advance()
 
     def advance(self) -> None:
@@ -344,6 +347,10 @@ class Pruner:
         filters still send onward goes into what follows. `calibrate`: batches to estimate batch-norm statistics anew
         on. `fixed_norm`: batch norm was in eval mode while filters were pushed, so what they send onward is another.
         """
+        if torch.is_inference_mode_enabled():
+            raise GrowpruneError(
+                "compact: what is made in torch.inference_mode() cannot be trained; use torch.no_grad()"
+            )
         if not self._picked:
             raise GrowpruneError(
                 f"nothing is picked yet: {type(self._asked).__name__} picks at step {self.schedule.pick_step}, this is "
@@ -351,11 +358,14 @@ class Pruner:
             )
         optimizers = checks.optimizers(optimizer, self.model)
         self._follow_device()
+        checks.unchanged(self.model, self.groups, self._shapes)
         checks.weights(self.model)
+        goes_on = not (self.done or self.groups.granularity == "weight" or {*optimizers} & {*self._optimizers})
         if not self.done:
+            more = "; the larger network is still pushed" if goes_on and self._optimizers else ""
             warnings.warn(
                 f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet "
-                "is cut off all the same",
+                f"is cut off all the same{more}",
                 stacklevel=2,
             )
         elif self.total_steps and (why := separation.doubtful(self.separation(), self.total_steps, self._past)):
@@ -375,6 +385,9 @@ class Pruner:
         if optimizers:
             removal.follow(optimizers, self.model, small, self.groups, self._pruned)
             checks.left_out(small, optimizers)
+            removal.watch_handed_over(optimizers[0], small)
+        if goes_on:
+            return small
         for each in self._optimizers:
             if each not in optimizers:
                 removal.watch_left_behind(each, self.model, lambda it: bool(attached.ATTACHED.get(it)))
@@ -405,6 +418,8 @@ class Pruner:
                     f"the state is of another plan: its {key} is "
                     f"{checks.short(state['plan'].get(key))}, here it is {checks.short(mine)}"
                 )
+        if state["step"] > self._asked.total_steps:
+            raise GrowpruneError(f"the state is at step {state['step']}, the plan has {self._asked.total_steps}")
         device = self._pruned.device
         self.step_count, self._picked = int(state["step"]), bool(state["picked"])
         self._past = int(state.get("past", 0))  # older states do not know it
@@ -426,7 +441,7 @@ class Pruner:
             "layers": [[layer.name, layer.size] for layer in self.groups.layers],
             "ratios": self._amount() if self.counts is None else self.counts,
             "criterion": self.criterion.name,
-            "schedule": [type(self._asked).__name__, asdict(self._asked)],
+            "schedule": [type(self._asked).__name__, {k: v for k, v in vars(self._asked).items() if plain(v)}],
             "granularity": self.groups.granularity,
             "scope": self.scope,
         }

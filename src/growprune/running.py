@@ -71,6 +71,11 @@ def plain(example_input: Any) -> Any:
     return dict(example_input) if isinstance(example_input, Mapping) else example_input
 
 
+def fresh(example_input: Any) -> Any:
+    """A copy, for a forward may change its input in place."""
+    return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, plain(example_input))
+
+
 def to_train_on(example_input: Any) -> Iterator[Any]:
     """The example, and twice the example: batch norm refuses to train on one value."""
     yield example_input

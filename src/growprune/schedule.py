@@ -41,7 +41,27 @@ OVER = Penalty(Phase.DONE, 0.0, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """What a schedule of your own must say: how long it is, when groups are picked, and the penalty at each step."""
+    """What a schedule of your own must say: how long it is, when groups are picked, and the penalty at each step.
+
+    All of it by the step's number alone. `at(i)` gives λ of what was picked and of what stays (0: left alone) in step i;
+    until the pick all groups carry the first. Numbers and texts that it holds tell its states from others'.
+
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Squared(Schedule):
+    ...     tau: float = 1.0
+    ...     steps: int = 15_000
+    ...
+    ...     @property
+    ...     def total_steps(self):
+    ...         return self.steps
+    ...
+    ...     def at(self, step):
+    ...         if step >= self.steps:
+    ...             return OVER
+    ...         return Penalty(Phase.PUSH, self.tau * (step / self.steps) ** 2, 0.0)
+    >>> Squared().at(7500)
+    Penalty(phase=<Phase.PUSH: 'push'>, pruned=0.25, kept=0.0)
+    """
 
     @property
     def total_steps(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from growprune.errors import GrowpruneError
 from growprune.groups import Groups, why_none
 
+WITHIN = 0.01
+"""How near a speed-up must be to what was asked for."""
 LAST_STAGE = 0.43
 """What the last stage loses of what the first does, the median over the paper's own lists
 (ResNet34's, which leaves its last stage whole, aside)."""
@@ -74,20 +77,46 @@ def solve(times: float, by_stage: bool, groups: Groups, sizes: Mapping[str, torc
     ]  # half-way between what is gone before a step and after it
     owner = torch.cat([torch.full((len(d),), i) for i, d in enumerate(due)])
     queue = torch.argsort(torch.cat(due), stable=True)
-    owner, step = owner[queue], torch.cat([g.diff() for g in gone])[queue]
+    owner = owner[queue]
 
-    def lost(removed: int) -> Tensor:
-        return torch.bincount(owner[:removed], step[:removed], minlength=len(groups.layers)).double()
+    def steps(taken: int) -> list[int]:
+        """How many steps each layer has made when so many are taken from the queue."""
+        return [int(n) for n in torch.bincount(owner[:taken], minlength=len(gone))]
 
-    full = cost(lost(0))
+    def lost(steps: Sequence[int]) -> list[int]:
+        return [int(g[n]) for g, n in zip(gone, steps, strict=True)]
+
+    def reached(steps: Sequence[int]) -> float:
+        return full / cost(torch.tensor(lost(steps)).double())
+
+    def off(steps: Sequence[int]) -> float:
+        return abs(reached(steps) / times - 1)
+
+    full = cost(torch.zeros(len(gone)).double())
     low, high = 0, len(queue)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if full / cost(lost(middle)) >= times else (middle + 1, high)
-    best = min((n for n in (low - 1, low) if n >= 0), key=lambda n: abs(full / cost(lost(n)) / times - 1))
-    reached = full / cost(lost(best))
-    if abs(reached / times - 1) > 0.01:
+        low, high = (low, middle) if reached(steps(middle)) >= times else (middle + 1, high)
+    best = min((steps(n) for n in (low - 1, low) if n >= 0), key=off)
+    if off(best) > WITHIN:  # a single filter is much of a small network: perhaps another layer's fits better
+        best = min(beside(best, [len(g) - 1 for g in gone]), key=off)
+    if off(best) > WITHIN:
         whole = f" in multiples of {multiple}" if multiple > 1 else ""
-        why = why_none(groups.stays) if best == len(queue) and multiple == 1 else ""
-        raise GrowpruneError(f"ratios: no ratio gives {times:g}x within 1 %{whole}: the nearest is {reached:.2f}x{why}")
-    return [int(n) for n in lost(best)]
+        why = why_none(groups.stays) if low == len(queue) and multiple == 1 else ""
+        near = f"the nearest is {reached(best):.3g}x"
+        raise GrowpruneError(f"ratios: no ratio gives {times:g}x within 1 %{whole}: {near}{why}")
+    return lost(best)
+
+
+def beside(steps: list[int], most: Sequence[int]) -> Iterator[list[int]]:
+    """These, and what lies near them: a step more or less in one layer, or more in one and less in another.
+
+    >>> list(beside([0, 1], [1, 1]))
+    [[0, 1], [1, 1], [0, 0], [1, 0]]
+    """
+    yield steps
+    moves = [(i, by) for i in range(len(steps)) for by in (1, -1) if 0 <= steps[i] + by <= most[i]]
+    for count in (1, 2):
+        for some in combinations(moves, count):
+            if len({i for i, _ in some}) == count and (count == 1 or sum(by for _, by in some) == 0):
+                yield [n + sum(by for j, by in some if j == i) for i, n in enumerate(steps)]

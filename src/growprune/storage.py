@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from growprune.checks import itself, unwrapped
-from growprune.compact import places, put, refit
+from growprune.compact import BEFORE, places, put, refit, shapes_before
 from growprune.errors import GrowpruneError
 from growprune.groups import owner
 from growprune.holding import MASK, held, keep_zero
@@ -57,7 +57,10 @@ def described(model: nn.Module) -> tuple[dict[str, Any], dict[str, Tensor]]:
         name: {key: getattr(module, key) for key in NUMBERS if isinstance(getattr(module, key, None), int)}
         for name, module in model.named_modules()
     }
-    return {"numbers": {name: found for name, found in numbers.items() if found}, "held": sparse}, stored
+    facts = {"numbers": {name: found for name, found in numbers.items() if found}, "held": sparse}
+    if full := shapes_before(model):
+        facts["full"] = {name: list(shape) for name, shape in full.items()}
+    return facts, stored
 
 
 def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Module:
@@ -65,11 +68,12 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
 
     A file cut short, changed since it was saved, or of another network is refused.
     """
-    facts, stored = read(Path(path))
-    model = build() if callable(build) and not isinstance(build, nn.Module) else None
-    if not isinstance(model, nn.Module):
-        raise GrowpruneError("load: build must be a function that makes the original, full-size network")
-    rebuilt(itself(model), facts, stored, Path(path))
+    with torch.inference_mode(False):  # else what is made could not be trained
+        facts, stored = read(Path(path))
+        model = build() if callable(build) and not isinstance(build, nn.Module) else None
+        if not isinstance(model, nn.Module):
+            raise GrowpruneError("load: build must be a function that makes the original, full-size network")
+        rebuilt(itself(model), facts, stored, Path(path))
     return model
 
 
@@ -78,7 +82,8 @@ def rebuilt(model: nn.Module, facts: dict[str, Any], stored: dict[str, Tensor], 
     values = unpack(facts, stored)
     for name in set(values) - set(tensors(model)):
         take_bias(model, name, values[name])
-    compare(model, values, path)
+    full = {name: tuple(shape) for name, shape in facts.get("full", {}).items()}
+    compare(model, values, full, path)
     where, old = places(model), tensors(model)
     for name, value in values.items():
         put(where[name], old[name], like(old[name], value))
@@ -89,6 +94,8 @@ def rebuilt(model: nn.Module, facts: dict[str, Any], stored: dict[str, Tensor], 
     for name in facts["held"]:
         for module, attribute in where[name]:
             keep_zero(module, attribute, unpack_bits(stored[f"{name}{BITS}"], values[name].shape))
+    if full:
+        vars(model)[BEFORE] = {name: (shape, tuple(values[name].shape)) for name, shape in full.items()}
     return model
 
 
@@ -100,9 +107,10 @@ def take_bias(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def like(old: Tensor, value: Tensor) -> Tensor:
-    """On the same device and in the same layout."""
+    """On the same device and in the same layout; one without data (meta) stands for the CPU."""
     last = old.dim() == 4 and not old.is_contiguous() and old.is_contiguous(memory_format=torch.channels_last)
-    return value.to(old.device, memory_format=torch.channels_last if last else torch.contiguous_format)
+    device = value.device if old.is_meta else old.device
+    return value.to(device, memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
 # -- tensors as they are stored ------------------------------------------------------------------------------------
@@ -197,30 +205,51 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def sensible(facts: dict[str, Any], stored: dict[str, Tensor]) -> bool:
     """Are the facts what `save` writes?"""
-    numbers, held = facts.get("numbers"), facts.get("held")
+    numbers, held, full = facts.get("numbers"), facts.get("held"), facts.get("full", {})
     return (
         isinstance(numbers, dict)
         and isinstance(held, dict)
+        and isinstance(full, dict)
+        and all(isinstance(shape, list) and (name in stored or name in held) for name, shape in full.items())
         and all(isinstance(n, dict) and set(n) <= set(NUMBERS) for n in numbers.values())
         and all(f"{name}{end}" in stored for name in held for end in (VALUES, BITS))
     )
 
 
-def compare(model: nn.Module, values: dict[str, Tensor], path: Path) -> None:
-    """Is this a file of that architecture, each tensor no larger than the original?"""
+def compare(model: nn.Module, values: dict[str, Tensor], full: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Is this a file of that architecture, each tensor of the size that it had before anything was cut? Where the file
+    does not say that, no larger than the original, and different only where filters can have gone."""
     own = {name: t for name, t in tensors(model).items() if not name.endswith(MASK)}
     for names, what in ((set(own) - set(values), "lacks"), (set(values) - set(own), "has")):
         if names:
             raise GrowpruneError(f"{path}: of another network: the file {what} '{sorted(names)[0]}'")
+    modules = dict(model.named_modules())
     for name, t in own.items():
         there, here = tuple(values[name].shape), tuple(t.shape)
+        if name in full and here != full[name]:
+            raise GrowpruneError(
+                f"{path}: of another network: '{name}' was {full[name]} before it was pruned, it is {here} in the model"
+            )
         if len(there) != len(here) or any(a > b for a, b in zip(there, here, strict=True)):
+            raise GrowpruneError(f"{path}: of another network: '{name}' is {there} in the file, {here} in the model")
+        fixed = uncut(modules.get(owner(name)), len(here))
+        if any(there[d] != here[d] for d in fixed):
             raise GrowpruneError(f"{path}: of another network: '{name}' is {there} in the file, {here} in the model")
 
 
+def uncut(module: nn.Module | None, dims: int) -> range:
+    """The dimensions of a standard module's tensor along which no filter lies: a kernel's, a table's rows."""
+    if isinstance(module, _ConvNd):
+        return range(2, dims)
+    return range(min(1, dims)) if isinstance(module, (nn.Embedding, nn.RNNBase)) else range(0)
+
+
 def write_whole(path: Path, blob: bytes) -> None:
-    """Write beside, flush, rename: a reader never sees half a file, and a failure leaves no scraps."""
+    """Write beside, flush, rename: a reader never sees half a file, and a failure leaves no scraps. What is no file (a
+    device, a pipe) is not replaced by one."""
     temporary: Path | None = None
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise GrowpruneError(f"{path}: cannot be written: not a file")
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             temporary = Path(file.name)

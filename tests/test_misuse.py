@@ -1,0 +1,193 @@
+"""What a loop of one's own may get wrong, found by people who did: told in one line, before it costs anything."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import growprune as gp
+
+X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16),
+                         nn.ReLU(), nn.Conv2d(16, 3, 1), nn.Flatten(), nn.Linear(48, 3))  # fmt: skip
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(X).square().mean().backward()
+    optimizer.step()
+
+
+class Own(gp.Schedule):
+    """Eight steps of what it is given."""
+
+    def __init__(self, at: Callable[[int], Any], length: Any = 8) -> None:
+        object.__setattr__(self, "own", at)
+        object.__setattr__(self, "length", length)
+
+    @property
+    def total_steps(self) -> Any:
+        return self.length
+
+    def at(self, step: int) -> Any:
+        return self.own(step)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [0.1, None, gp.Penalty(gp.Phase.PUSH, float("nan"), 0.0), gp.Penalty(gp.Phase.PUSH, "x", 0.0),  # type: ignore[arg-type]
+     gp.Penalty("banana", 0.1, 0.0)],  # type: ignore[arg-type]
+)  # fmt: skip
+def test_a_penalty_that_is_none_does_not_reach_the_weights(wrong: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    pruner = gp.Pruner(model, X, Own(lambda i: wrong if i == 5 else gp.Penalty(gp.Phase.PUSH, 0.1, 0.0)))
+    pruner.attach(optimizer)
+    for _ in range(4):
+        step(model, optimizer)
+    with pytest.raises(
+        gp.GrowpruneError, match=r"schedule: Own\.at\(5\) must give a Penalty of a Phase and two finite"
+    ):
+        step(model, optimizer)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("length", [float("inf"), 2.5, -1, True])
+def test_a_length_is_a_whole_number(length: Any) -> None:
+    with pytest.raises(gp.GrowpruneError, match="schedule: total_steps of Own must be a whole number, not"):
+        gp.Pruner(net(), X, Own(lambda i: gp.Penalty(gp.Phase.PUSH, 0.1, 0.0), length))
+
+
+def test_a_schedule_of_ones_own_is_told_from_another_by_what_it_holds() -> None:
+    def of(length: int) -> gp.Pruner:
+        return gp.Pruner(net(), X, Own(lambda i: gp.Penalty(gp.Phase.PUSH, 0.1, 0.0), length))
+
+    of(8).load_state_dict(of(8).state_dict())
+    with pytest.raises(gp.GrowpruneError, match="the state is of another plan: its schedule is"):
+        of(8).load_state_dict(of(9).state_dict())
+
+
+@pytest.mark.parametrize(("key", "value"), [("past", "junk"), ("past", -5), ("step", -1), ("step", 10**9)])
+def test_a_state_with_numbers_that_cannot_be(key: str, value: Any) -> None:
+    pruner = gp.Pruner(net(), X, gp.GReg1(delta_lambda=0.1, ks=1))
+    with pytest.raises(gp.GrowpruneError, match=f"'{key}' is|is at step 1000000000, the plan has"):
+        pruner.load_state_dict({**pruner.state_dict(), key: value})
+    assert pruner.step_count == 0
+
+
+def test_a_model_that_has_changed_since_is_named_for_what_it_is() -> None:
+    model = net()
+    pruner = gp.Pruner(model, X, gp.OneShot())
+    weight_norm(model[3])
+    with pytest.raises(
+        gp.GrowpruneError, match=r"the model has changed since .*: '3\.weight' is no more; make the pruner"
+    ):
+        pruner.compact()
+    model = net()
+    pruner = gp.Pruner(model, X, gp.OneShot())
+    model[6] = nn.Conv2d(16, 5, 1)
+    with pytest.raises(gp.GrowpruneError, match=r"'6\.weight' has another shape, \(5, 16, 1, 1\)"):
+        pruner.compact()
+    model = net()
+    pruner = gp.Pruner(model, X, gp.OneShot())
+    model.double()
+    with pytest.raises(gp.GrowpruneError, match=r"the model itself fails on the example: .*; has it, or its precision"):
+        pruner.compact()
+
+
+def test_statistics_that_are_nan_are_refused_before_the_optimizer_goes_along() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = gp.Pruner(model, X, gp.OneShot())
+    with pytest.raises(gp.GrowpruneError, match=r"calibrate= '1\.running_mean' comes to NaN or infinite numbers"):
+        pruner.compact(optimizer=optimizer, calibrate=[X * float("nan")])
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+
+
+def test_inference_mode_makes_what_cannot_be_trained() -> None:
+    model = net()
+    pruner = gp.Pruner(model, X, gp.OneShot())
+    with torch.inference_mode():
+        with pytest.raises(gp.GrowpruneError, match=r"Pruner: made in torch\.inference_mode\(\)"):
+            gp.Pruner(model, X)
+        with pytest.raises(
+            gp.GrowpruneError, match=r"compact: what is made in torch\.inference_mode\(\) cannot be trained"
+        ):
+            pruner.compact()
+    with torch.no_grad():
+        small = pruner.compact()
+    small(X).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "moves"),
+    [("AdamW", {}, False), ("SGD", {}, False), ("SGD", {"momentum": 0.9}, True), ("AdamW", {"lr": 0.01}, True)],
+)
+def test_half_precision_that_no_step_can_shrink_is_told(kind: str, options: dict[str, Any], moves: bool) -> None:
+    """w·(1 − lr·λ) is rounded to w. What is told is what happens."""
+    model = net().bfloat16()
+    given = {"lr": 1e-3, "weight_decay": 0.0, **options}
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **given)
+    pruner = gp.Pruner(model, X.bfloat16(), gp.GReg1(delta_lambda=0.01, tau=1.0, ku=1, ks=20), ratios={"3": 0.5})
+    if moves:
+        pruner.attach(optimizer)
+    else:
+        with pytest.warns(
+            UserWarning, match=r"attach: weights in bfloat16 cannot shrink by lr·τ = 0\.001 of themselves"
+        ):
+            pruner.attach(optimizer)
+    before, goes = model[3].weight.detach().clone(), ~pruner.masks()["3"]
+    while not pruner.done:
+        optimizer.zero_grad()
+        (model(X.bfloat16()).sum() * 0).backward()
+        optimizer.step()
+    moved = (model[3].weight.detach()[goes] != before[goes]).float().mean()
+    assert (float(moved) > 0.5) == moves
+    if not moves:
+        assert float(moved) == 0.0
+
+
+def test_a_forward_that_changes_its_input_leaves_the_example_alone() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.sub_(x.mean()).mul_(2))
+
+    x = X.clone()
+    assert gp.Pruner(Centred(), x, gp.OneShot()).compact().net[3].out_channels == 8
+    assert torch.equal(x, X)
+
+
+@pytest.mark.parametrize("given", [None, "x", 3, [].__iter__()])
+def test_an_example_that_is_none(given: Any) -> None:
+    with pytest.raises(
+        gp.GrowpruneError, match="example_input: give a tensor, a tuple of arguments or a dict of keyword"
+    ):
+        gp.Pruner(net(), given)
+
+
+def test_a_class_is_no_criterion() -> None:
+    with pytest.raises(
+        gp.GrowpruneError, match=r"criterion: Taylor is a class: give what it makes, as Taylor\(\.\.\.\)"
+    ):
+        gp.Pruner(net(), X, criterion=gp.Taylor)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("times", [1.5, 2.0, 2.5, 3.0, 4.0])
+def test_a_small_network_comes_to_the_speed_up_too(times: float) -> None:
+    """A single filter of it is more than one in a hundred; another layer's fits."""
+    model = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+                          nn.Conv2d(64, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                          nn.Linear(64, 10))  # fmt: skip
+    small = gp.Pruner(model, X, gp.OneShot(), ratios=gp.Speedup(times)).compact()
+    assert abs(gp.speedup(gp.measure(model, X), gp.measure(small, X)) / times - 1) <= 0.01
