@@ -43,8 +43,8 @@ OVER = Penalty(Phase.DONE, 0.0, 0.0)
 class Schedule:
     """What a schedule of your own must say: how long it is, when groups are picked, and the penalty at each step.
 
-    All of it by the step's number alone. `at(i)` gives λ of what was picked and of what stays (0: left alone) in step i;
-    until the pick all groups carry the first. Numbers and texts that it holds tell its states from others'.
+    All of it by the step's number alone. `at(i)` gives λ of what was picked and of what stays (0: left alone) in step
+    i; until the pick all groups carry the first. Numbers and texts that it holds tell its states from others'.
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class Squared(Schedule):
