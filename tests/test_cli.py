@@ -694,6 +694,8 @@ def test_the_same_command_again_tells_and_another_is_refused(place: Path) -> Non
     code, out, err = growprune_says("train", *RUN, "--seed", 1, "--out", "base")
     assert (code, out) == (2, "")
     assert err.startswith("growprune: base: holds a run with --seed 0, not 1; name another folder with --out")
+    _, _, err = growprune_says("train", *RUN, "--seed", 1, "--label-smoothing", 0.1, "--out", "base")
+    assert err.startswith("growprune: base: holds a run with --label-smoothing 0.0, not 0.1 (--seed differs too); name")
     assert growprune_says("prune", *RUN, "--out", "base")[0] == 2
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -723,8 +725,9 @@ def test_a_file_holds_the_options_and_the_command_line_wins(place: Path) -> None
     found = json.loads((place / "filed" / "config.json").read_text())
     assert (code, document(out)["seed"]) == (0, 3)
     assert [found[key] for key in ("epochs", "warm_up", "lr", "seed", "batch")] == [0, 0.0, "0.1", 3, 64]
-    code, out, _ = growprune_says("prune", "--config", file, "--speedup", 2, "--out", "pruned")
+    code, out, err = growprune_says("prune", "--config", file, "--speedup", 2, "--out", "pruned")
     assert code == 0
+    assert err.startswith("growprune: --prune-batch 64: nothing hangs on it with --schedule oneshot\n")
     assert document(out)["speedup"] == pytest.approx(2, rel=0.02)
     code, out, _ = growprune_says("prune", "--config", file)
     assert (code, document(out)["ratios"]) == (0, "[0.0, 0.5, 0.5, 0.25]")

@@ -47,6 +47,17 @@ def table(*places: Path) -> list[tuple[str, ...]]:
     return beside.rows(beside.lots(collected(places, print)))
 
 
+def test_what_only_one_method_has_is_told_beside_the_other(tmp_path: Path) -> None:
+    """GReg-1 does not pick; GReg-2's way of picking, if it is not the usual one, is what sets it apart."""
+    one = folder(tmp_path / "a", 90.0, ratios="0.5", ku=2)
+    other = folder(tmp_path / "b", 90.5, ratios="0.5", ku=2, schedule="greg2", delta_lambda_pick=5e-4)
+    once = folder(tmp_path / "c", 88.0, ratios="0.5", schedule="oneshot")
+    found = sorted(row[0] for row in table(one, other, once)[1:])
+    assert found == ["GReg-1", "GReg-2, delta lambda pick 0.0005", "one-shot pruning"]
+    plain = folder(tmp_path / "d", 90.5, ratios="0.5", ku=2, schedule="greg2")
+    assert sorted(row[0] for row in table(one, plain)[1:]) == ["GReg-1", "GReg-2"]
+
+
 def test_runs_that_differ_in_their_seed_alone_are_one_row(tmp_path: Path) -> None:
     """Nor do where and how fast they were computed set them apart."""
     shared: dict[str, Any] = {"ku": 1}

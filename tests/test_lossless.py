@@ -223,7 +223,7 @@ def write_pictures(folder: Path) -> None:
 
 
 def stopped_at(line: str, run: object, lost: bool = False) -> int:
-    how = r"at once, as saved at step (\d+)" if lost else r"at step (\d+), all saved"
+    how = r"at once, as saved at step (\d+): what was done since is lost" if lost else r"at step (\d+), all saved"
     found = re.fullmatch(rf"growprune: stopped {how}; go on with: growprune resume {run}", line)
     assert found, line
     return int(found[1])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import growprune as gp
 from growprune.errors import GrowpruneError
 from growprune.models import BUILT_IN, VGG, BasicBlock, CifarResNet, create, fresh, known
+from growprune.planning import network as planned
 from growprune.weights import HASH, digest, restore
 
 
@@ -130,6 +131,28 @@ def test_a_users_function_in_the_working_folder(tmp_path, monkeypatch) -> None:
     # The user's own bug keeps its own traceback.
     with pytest.raises(ModuleNotFoundError, match="no_such_package_inside"):
         create("my_broken_models:tiny")
+
+
+def test_a_command_tells_what_goes_wrong_in_a_users_own_code_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "failing.py").write_text("def f(num_classes=3):\n    raise KeyError('x')\n")
+    (tmp_path / "unloaded.py").write_text("raise RuntimeError('at import')\n")
+    (tmp_path / "unread.py").write_text("def f(:\n")
+    importlib.invalidate_caches()
+    for name, told in (
+        ("failing:f", r"^model 'failing:f': KeyError: 'x' \(failing\.py:2\)$"),
+        ("unloaded:f", r"^model 'unloaded:f': RuntimeError: at import \(unloaded\.py:1\)$"),
+        ("unread:f", r"^model 'unread:f': SyntaxError: invalid syntax \(unread\.py, line 1\)$"),
+        ("os:getcwd", r"^model 'os:getcwd': TypeError: .* no keyword arguments$"),
+    ):
+        for way in (lambda name: fresh(name, 10), lambda name: planned(name, 10, None)):
+            with pytest.raises(GrowpruneError, match=told):
+                way(name)
+    with pytest.raises(KeyError):  # who calls the function has its own traceback
+        create("failing:f")
 
 
 BAD_NAMES = [

@@ -639,3 +639,35 @@ def test_on_a_gpu(tmp_path: Path, made: Any, decode: str) -> None:
             assert torch.equal(y, v)
             assert (x.int() - u.int()).abs().float().mean() <= (0 if decode == "cpu" else 2)
     assert there.images_per_second(0.3) > 0
+
+
+# -- the same images when a run goes on --------------------------------------------------------------------------------
+
+
+def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
+    """As many, of the same classes, are not enough; but one that was broken may have been replaced. Of runs that are
+    older nothing is known."""
+    write(tmp_path / "set")
+    config, said = Train(model="resnet20", data=str(tmp_path / "set"), resolution=SIZE, device="cpu"), list[str]()
+
+    def images() -> Images:
+        return Images(config, "cpu", World())
+
+    before = images().known()
+    images().recognized(before, said.append)
+    assert not said
+    file, *_, other = sorted((tmp_path / "set" / "train").rglob("*.jpg"))
+    file.write_bytes(other.read_bytes() + b" ")
+    images().recognized(before, said.append)
+    [line] = said
+    assert line == f"{tmp_path / 'set'}: files there have other sizes than when this run began; it goes on with these"
+    for name in ("zz.jpg", f"0{file.name}"):
+        file = file.rename(file.with_name(name))
+        with pytest.raises(GrowpruneError, match="not the images that this run began with: files of other names; put"):
+            images().recognized(before, said.append)
+    os.rename(tmp_path / "set", tmp_path / "moved")
+    config = replace(config, data=str(tmp_path / "moved"))
+    with pytest.raises(GrowpruneError, match="files of other names"):
+        images().recognized(before, said.append)
+    images().recognized({k: v for k, v in before.items() if k not in ("names", "sizes")}, said.append)
+    assert len(said) == 1

@@ -82,7 +82,7 @@ class Export(Options):
     )
     batch: int | None = option(None, "Inputs a call; by default any number.", min=1)
     raw: bool = option(False, "It takes pixels as they are (uint8, 0 to 255), and normalises them itself.")
-    replace: bool = option(False, "A file that is there already may be replaced.")
+    replace: bool = option(False, "A file that is there already may be replaced (RUN/model.onnx always is).")
 
 
 SUFFIXES = (".onnx", ".pt2")

@@ -183,6 +183,8 @@ def begin(command: str, given: Given, out: Path | None, file: Path | None, as_js
     from growprune.origin import foresee, sensible
 
     sensible(config)
+    for remark in configs.idle(config):
+        print(f"growprune: {remark}", file=sys.stderr)
     if not (out / "config.json").exists():  # a run that has begun has all it needs
         foresee(config)
     conclude(config, out, as_json or bool(beside["json"]))

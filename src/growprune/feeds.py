@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from growprune.data import Dataset, Normal, Resident, Scale
 from growprune.distributed import World, first_here
 from growprune.errors import GrowpruneError
 from growprune.keeping import GB, Kept
-from growprune.reading import Folder, Part
+from growprune.reading import Folder, Part, fingerprint
 from growprune.streaming import Decode, Streamed, undecodable
 
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -160,15 +162,28 @@ class Images:
     def known(self) -> dict[str, Any]:
         """What tells these images from others."""
         facts = {**self.sizes, "shape": list(self.shape), "classes": list(self.dataset.classes)}
-        return facts if self.large else {**facts, "mean": list(self.dataset.mean)}
+        return {**facts, **self.files} if self.large else {**facts, "mean": list(self.dataset.mean)}
 
-    def recognized(self, then: Mapping[str, Any]) -> None:
-        """Refuse to go on with a run that began with others, of which `then` was known."""
+    @cached_property
+    def files(self) -> dict[str, str | None]:
+        """Of large images, which are not all looked at before they are shown: what their names and sizes come to. Of
+        several processes the first one looks, which also writes it down."""
+        root = Path(self.config.data)
+        return {"names": fingerprint(root, sizes=False), "sizes": fingerprint(root)} if self.world.first else {}
+
+    def recognized(self, then: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        """Refuse to go on with a run that began with others, of which `then` was known. A file may have been replaced
+        (a broken image): that is told."""
         for key, now in self.known().items():
-            if then.get(key, now) != now:
+            if then.get(key, now) == now:
+                continue
+            if key == "sizes":
+                say(f"{self.config.data}: files there have other sizes than when this run began; it goes on with these")
+            else:
+                how = "files of other names" if key == "names" else f"{key} was {then[key]}, is {now}"
                 raise GrowpruneError(
-                    f"data '{self.config.data}': not the images that this run began with: {key} was {then[key]}, is "
-                    f"{now}; put them back, or begin another run with --out"
+                    f"data '{self.config.data}': not the images that this run began with: {how}; put them back, or "
+                    "begin another run with --out"
                 )
 
     def close(self) -> None:

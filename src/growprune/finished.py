@@ -7,18 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from growprune.config import KINDS, Config, Train, folder
+from growprune.config import KINDS, Config, Train, folder, saying_nothing
 from growprune.errors import GrowpruneError
 from growprune.run import CONFIG, RESULT, read_config, read_json, read_notes
 from growprune.schedule import is_number
 
 APART = ("seed", "device", "threads", "layout", "compile", "kernels", "deterministic", "eval_every", *Config.HARMLESS)
 """Options that runs of one kind may differ in: chance, and where and how fast they are computed."""
-PUSHING = (
-    "scope", "prune_lr", "prune_batch", "prune_norm", "delta_lambda", "tau", "ku", "ks", "stop_ratio",
-)  # fmt: skip
-PICKING = ("delta_lambda_pick", "tau_pick", "gamma")
-"""Options that say nothing of one-shot pruning, and of GReg-1."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +29,8 @@ class Ran:
     def options(self) -> dict[str, Any]:
         """What can have made a difference; the network that it began with by its hash, if that is known. An option that
         there was not yet had its default."""
-        schedule = self.config.get("schedule")
-        idle = {*APART, *(PUSHING if schedule == "oneshot" else ()), *(PICKING if schedule != "greg2" else ())}
-        known = {k: v for k, v in {**self.usual, **self.config}.items() if k not in idle}
+        silent = {*APART, *saying_nothing(self.config.get("schedule"))}
+        known = {k: v for k, v in {**self.usual, **self.config}.items() if k not in silent}
         named = Train(**{key: self.config[key] for key in ("model", "data", "seed") if key in self.config})
         if known.get("weights") == str(folder("train", named)):  # trained with the same seed, as is usual
             known["weights"] = None

@@ -8,7 +8,9 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, cast
@@ -16,7 +18,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from growprune.errors import GrowpruneError, nearest
+from growprune.errors import GrowpruneError, line, nearest
 
 # Convolution widths of the VGG family; "M" halves the image.
 VGG_PLANS: dict[int, tuple[int | str, ...]] = {
@@ -132,7 +134,8 @@ BUILT_IN: dict[str, Callable[..., nn.Module]] = {
 
 def known(name: str) -> None:
     """Refuse, in one line, a name that `create` cannot follow, or a function that cannot be called. Makes nothing."""
-    maker = _maker(name)
+    with in_one_line(name):
+        maker = _maker(name)
     source, colon, _ = name.partition(":")
     if not colon or source in ("torchvision", "timm"):
         return
@@ -147,13 +150,28 @@ def known(name: str) -> None:
 
 
 def fresh(name: str, num_classes: int | None) -> nn.Module:
-    """`create`, for a function of the user's that may take no `num_classes`."""
+    """`create`, for a function of the user's that may take no `num_classes`, and may fail."""
+    with in_one_line(name):
+        try:
+            return create(name, num_classes)
+        except TypeError as error:
+            if "num_classes" not in str(error):
+                raise
+            return create(name)
+
+
+@contextmanager
+def in_one_line(name: str) -> Iterator[None]:
+    """What goes wrong in a user's own function or module, and where, for those who gave its name to a command."""
     try:
-        return create(name, num_classes)
-    except TypeError as error:
-        if "num_classes" not in str(error):
-            raise
-        return create(name)
+        yield
+    except GrowpruneError:
+        raise
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        theirs = os.path.isfile(last.filename) and last.filename != __file__ and not isinstance(error, SyntaxError)
+        where = f" ({os.path.relpath(last.filename)}:{last.lineno})" if theirs else ""
+        raise GrowpruneError(f"model '{name}': {type(error).__name__}: {line(error)}{where}") from error
 
 
 def create(name: str, num_classes: int | None = None, **kwargs: Any) -> nn.Module:

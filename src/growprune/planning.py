@@ -80,10 +80,11 @@ def network(name: str, classes: int | None, weights: str | None) -> nn.Module:
     models.known(name)
     if weights is not None:
         return restore(name, classes, weights)
-    try:
-        return models.create(name, classes)
-    except TypeError as error:
-        if "num_classes" not in str(error):
-            raise
-        what = f"{name} needs it" if classes is None else f"{name} takes no such number; leave it out"
-        raise GrowpruneError(f"--num-classes: {what}") from error
+    with models.in_one_line(name):
+        try:
+            return models.create(name, classes)
+        except TypeError as error:
+            if "num_classes" not in str(error):
+                raise
+            what = f"{name} needs it" if classes is None else f"{name} takes no such number; leave it out"
+            raise GrowpruneError(f"--num-classes: {what}") from error

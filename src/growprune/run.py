@@ -46,6 +46,17 @@ def closed(path: Path, error: OSError) -> ElsewhereError:
     return ElsewhereError(f"{path}: {why}; {ANOTHER}", f"{path}: {why}; make it writable, or go on with a copy of it")
 
 
+def unlike(key: str, old: Any, new: Any) -> str:
+    """
+    >>> unlike("seed", 0, 1), unlike("ratios", "0.5", None), unlike("gamma", None, 0.1)
+    ('with --seed 0, not 1', 'with --ratios 0.5, which is not given now', 'without --gamma, which is 0.1 now')
+    """
+    none = (None, "")
+    if old in none:
+        return f"without {flag(key)}, which is {new} now"
+    return f"with {flag(key)} {old}, " + ("which is not given now" if new in none else f"not {new}")
+
+
 class Folder:
     """A run's folder, held by this process from `Folder.claim` to `close`."""
 
@@ -109,10 +120,13 @@ class Folder:
         moved = False
         if there.get("command") != wanted.get("command"):
             raise GrowpruneError(f"{self.path}: holds a run of '{there.get('command')}'; {ANOTHER}")
-        for key, old, new in differences(there, wanted):
+        found = list(differences(there, wanted))
+        for key, old, new in found:
             if not (moved := key == "data" and self.moved(old, new)):
+                others = [flag(name) for name, *_ in found if name != key]
+                also = f" ({', '.join(others)} {'differ' if others[1:] else 'differs'} too)" if others else ""
                 raise GrowpruneError(
-                    f"{self.path}: holds a run with {flag(key)} {old}, not {new}; {ANOTHER}, or give the old value"
+                    f"{self.path}: holds a run {unlike(key, old, new)}{also}; {ANOTHER}, or give the old value"
                 )
         return moved
 

@@ -410,7 +410,7 @@ class Job:
         self.accuracy, self.choices, self.kept = tree["accuracy"], tree["choices"], tree["kept"]
         self.seconds, self.begun = tree["seconds"], time.perf_counter()
         self.safe = self.before + self.done
-        self.images.recognized(tree["images"])
+        self.images.recognized(tree["images"], self.progress.say)
         where = self.folder.path if self.folder else Path()
         made = origin.made(self.config, self.images)
         there = storage.rebuilt(made, tree["facts"], tree["net"], where).to(self.device)

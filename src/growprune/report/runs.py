@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from growprune.config import AMOUNTS
+from growprune.config import AMOUNTS, PICKING
 from growprune.finished import Ran
 from growprune.report import ACCURACIES, Fitted, document, html_figure, html_table, mean
 from growprune.report.chart import Panel, Point, chart
@@ -93,13 +93,15 @@ def apart(runs: Sequence[Ran], but: Sequence[str] = ()) -> list[str]:
     every = [run.options for run in runs]
     keys = dict.fromkeys([*FIRST, *(key for options in every for key in options)])
     found: dict[str, dict[str, set[str]]] = {key: {} for key in keys if key not in but}
-    for options in every:
+    for run, options in zip(runs, every, strict=True):
         kind = repr([options.get(key) for key in ("command", "model", "data")])
         for key in found:
             if key in FIRST:
                 found[key].setdefault("", set()).add(repr(options.get(key)))
             elif key in options:
                 found[key].setdefault(kind, set()).add(repr(options[key]))
+            elif key in PICKING and options.get("schedule") == "greg1":  # beside GReg-2 its own are to be told
+                found[key].setdefault(kind, set()).add(repr(run.usual.get(key)))
     return [key for key, values in found.items() if any(len(each) > 1 for each in values.values())]
 
 
