@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from growprune import attached, checks, criteria, groups, holding, proof, separation
 from growprune import compact as removal
 from growprune import ratios as _ratios
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, warn
 from growprune.folding import fold as fold_in
 from growprune.grouping import build
 from growprune.groups import Granularity, Groups
@@ -90,6 +90,8 @@ class Pruner:
         checks.named(self.model, self.spec, self.groups)
         self._shapes = {name: t.shape for name, t in tensors(self.model).items()}
         self.counts = _ratios.counts(self.spec, self.groups, self._shapes, multiple)
+        if self.counts is not None and not any(self.counts) and self.schedule.total_steps:
+            warn(f"nothing goes by ratios {self._amount()}: {self.schedule.total_steps:,} steps would push nothing")
         self.step_count = 0
         self._past = 0  # steps since it was done
         self._generator = torch.Generator().manual_seed(int(seed))
