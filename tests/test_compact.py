@@ -1059,11 +1059,24 @@ def test_a_loop_that_goes_on_with_the_larger_network_is_told_so_once() -> None:
     net, pruner, optimizer = pushed()
     small = pruner.compact(optimizer=optimizer)
     net(IMAGE).sum().backward()
+    optimizer.step()  # a single step without gradients may be made to quiet a scheduler
     with pytest.warns(UserWarning, match="no gradient has come to it: does the loop still call the larger one") as told:
         optimizer.step()
     assert told[0].filename == __file__
     optimizer.step()
     assert all(p.grad is None for p in small.parameters())
+    other = torch.optim.SGD(small.parameters(), lr=0.1)
+    first = gp.Pruner(small, IMAGE, gp.OneShot())
+    first.compact(optimizer=other)  # handed over twice, with another hook behind; a frozen part; and all trains
+    smaller = first.compact(optimizer=torch.optim.SGD(small.parameters(), lr=0.1))
+    other = torch.optim.SGD(smaller.parameters(), lr=0.1)
+    again = gp.Pruner(smaller, IMAGE, gp.OneShot()).compact(optimizer=other)
+    other.register_step_pre_hook(lambda *_: None)
+    again.conv1.requires_grad_(False)
+    for _ in range(3):
+        other.zero_grad()
+        again(IMAGE).sum().backward()
+        other.step()
 
 
 def test_a_look_at_the_smaller_network_does_not_end_the_push() -> None:
@@ -1075,16 +1088,41 @@ def test_a_look_at_the_smaller_network_does_not_end_the_push() -> None:
     with pytest.warns(UserWarning, match="compact at step 1 of .* the larger network is still pushed$"):
         pruner.compact()
     for _ in range(pruner.total_steps - 1):
+        net(IMAGE).sum().backward()
         optimizer.step()
     assert pruner.done
-    pruner, optimizer = gp.Pruner(net, IMAGE, schedule=SHORT), torch.optim.SGD(net.parameters(), lr=0.1)
+    longer = gp.GReg1(delta_lambda=0.1, tau=0.5, ku=1, ks=20)
+    pruner, optimizer = gp.Pruner(net, IMAGE, schedule=longer), torch.optim.SGD(net.parameters(), lr=0.1)
     pruner.attach(optimizer)
     optimizer.step()
+    with pytest.warns(UserWarning, match="the larger network is still pushed$"):
+        small = pruner.compact()
+    optimizer.zero_grad()
+    small(IMAGE).sum().backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="which is still pushed, .* does the loop call the smaller one already"):
+        optimizer.step()
+    assert pruner.step_count == 3
     with pytest.warns(UserWarning, match="is cut off all the same$"):  # who hands the optimizer over has done with it
         small = pruner.compact(optimizer=optimizer)
     small(IMAGE).sum().backward()
     optimizer.step()
-    assert pruner.step_count == 1
+    assert pruner.step_count == 3
+
+
+@HARDLY
+def test_a_network_can_be_pruned_in_rounds_with_one_optimizer() -> None:
+    net = create("resnet20", 10)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        pruner = gp.Pruner(net, IMAGE, schedule=SHORT, ratios=0.2)
+        pruner.attach(optimizer)
+        while not pruner.done:
+            optimizer.zero_grad()
+            (net(IMAGE).sum() * 1e-3).backward()
+            optimizer.step()
+        net = pruner.compact(optimizer=optimizer)
+    assert net.layer1[0].conv1.out_channels == 7
 
 
 @HARDLY

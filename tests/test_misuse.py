@@ -1,8 +1,10 @@
 """What a loop of one's own may get wrong, found by people who did: told in one line, before it costs anything."""
 
+import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -72,6 +74,27 @@ def test_a_schedule_of_ones_own_is_told_from_another_by_what_it_holds() -> None:
     of(8).load_state_dict(of(8).state_dict())
     with pytest.raises(gp.GrowpruneError, match="the state is of another plan: its schedule is"):
         of(8).load_state_dict(of(9).state_dict())
+
+    def marked(marks: Any) -> gp.Pruner:
+        schedule = Own(lambda i: gp.Penalty(gp.Phase.PUSH, 0.1, 0.0))
+        object.__setattr__(schedule, "marks", marks)
+        return gp.Pruner(net(), X, schedule)
+
+    state = io.BytesIO()
+    torch.save(marked((1, np.float64(0.5))).state_dict(), state)
+    kept = torch.load(io.BytesIO(state.getvalue()), weights_only=True)
+    marked([np.int64(1), 0.5]).load_state_dict(kept)
+    with pytest.raises(gp.GrowpruneError, match="the state is of another plan: its schedule is"):
+        marked((3, 0.5)).load_state_dict(kept)
+
+
+@pytest.mark.parametrize("rate", [0.0, None])
+def test_of_a_rate_that_is_still_to_come_nothing_is_said(rate: Any) -> None:
+    """A schedule that warms up has it at 0; an optimizer of its own kind may have none."""
+    model = net().bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = rate
+    gp.Pruner(model, X.bfloat16(), gp.GReg1(), ratios={"3": 0.5}).attach(optimizer)
 
 
 @pytest.mark.parametrize(("key", "value"), [("past", "junk"), ("past", -5), ("step", -1), ("step", 10**9)])

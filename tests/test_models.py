@@ -139,11 +139,15 @@ def test_a_command_tells_what_goes_wrong_in_a_users_own_code_in_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "failing.py").write_text("def f(num_classes=3):\n    raise KeyError('x')\n")
+    (tmp_path / "deep.py").write_text(
+        "from torch import nn\n\n\ndef f(num_classes=3):\n    return nn.Conv2d(3, 16, 3, groups=2)\n"
+    )
     (tmp_path / "unloaded.py").write_text("raise RuntimeError('at import')\n")
     (tmp_path / "unread.py").write_text("def f(:\n")
     importlib.invalidate_caches()
     for name, told in (
         ("failing:f", r"^model 'failing:f': KeyError: 'x' \(failing\.py:2\)$"),
+        ("deep:f", r"^model 'deep:f': ValueError: in_channels must be divisible by groups \(deep\.py:5\)$"),
         ("unloaded:f", r"^model 'unloaded:f': RuntimeError: at import \(unloaded\.py:1\)$"),
         ("unread:f", r"^model 'unread:f': SyntaxError: invalid syntax \(unread\.py, line 1\)$"),
         ("os:getcwd", r"^model 'os:getcwd': TypeError: .* no keyword arguments$"),

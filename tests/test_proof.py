@@ -146,6 +146,22 @@ def test_a_forward_that_makes_float32_hides_nothing_behind_a_large_output() -> N
     gp.Pruner(Cast(large, counts=False), x, gp.OneShot(), ratios={"b": 0.5}).compact()
 
 
+@pytest.mark.parametrize("constant", [-1e9, 5e4])
+def test_nor_does_one_that_cannot_run_in_double_behind_what_is_the_same_in_both(constant: float) -> None:
+    class Single(Counting):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x @ torch.eye(10))
+
+    torch.manual_seed(0)
+
+    def out(z: Tensor) -> tuple[Tensor, Tensor]:
+        return z, torch.full((3,), constant)
+
+    with pytest.raises(gp.GrowpruneError, match="no filter of 'b'"), pytest.warns(UserWarning, match="1 layers stay"):
+        gp.Pruner(Single(out), X, gp.OneShot(), ratios={"b": 0.5})
+    gp.Pruner(Single(out, counts=False), X, gp.OneShot(), ratios={"b": 0.5}).compact()
+
+
 def test_a_network_of_complex_numbers_is_proved_to_its_own_digits() -> None:
     class Waves(nn.Module):
         def __init__(self) -> None:

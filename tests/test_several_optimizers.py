@@ -83,6 +83,31 @@ def test_an_optimizer_left_out_now_and_then_holds_nothing_up() -> None:
     assert counts == [0, 2, 2, 4, 4, 6]  # a turn without the head's step is counted when the next one begins
 
 
+@pytest.mark.parametrize("order", ["attach first", "state first"])
+def test_a_state_in_the_middle_of_a_turn_goes_on_there(order: str) -> None:
+    """Of three, one is left out now and then."""
+    counts: dict[bool, list[int]] = {True: [], False: []}
+    for interrupted in (False, True):
+        net = seeded(MLP)
+        pruner, optimizers = gp.Pruner(net, X, SCHEDULE, ratios=RATIOS), apart(net)
+        pruner.attach(optimizers)
+        for turn in range(6):
+            for number, each in enumerate(optimizers):
+                if interrupted and (turn, number) == (3, 1):
+                    state = pruner.state_dict()
+                    pruner.detach()
+                    pruner = gp.Pruner(net, X, SCHEDULE, ratios=RATIOS)
+                    for what in (order, "attach" if order == "state first" else "state"):
+                        if what.startswith("attach"):
+                            pruner.attach(optimizers)
+                        else:
+                            pruner.load_state_dict(state)
+                if turn % 3 or number != 2:
+                    each.step()
+            counts[interrupted].append(pruner.step_count)
+    assert counts[True] == counts[False] == [0, 2, 3, 3, 5, 6]
+
+
 def test_each_is_pushed_in_its_own_way() -> None:
     """AdamW's share is decoupled, SGD's stands in the gradient."""
     net = seeded(MLP)

@@ -301,8 +301,20 @@ def test_another_format_number_is_named(file: Path) -> None:
         lambda facts: facts.update(held={"nowhere.weight": [2, 2]}),
         lambda facts: facts.update(numbers=[1]),
         lambda facts: facts.update(numbers={"one": {"forward": 3}}),
+        lambda facts: facts.update(full=[1]),
+        lambda facts: facts.update(full={"one.weight": 3}),
+        lambda facts: facts.update(full={"nowhere.weight": [2, 2]}),
     ],
-    ids=["no numbers", "no held", "held nowhere", "numbers a list", "not a number of ours"],
+    ids=[
+        "no numbers",
+        "no held",
+        "held nowhere",
+        "numbers a list",
+        "not a number of ours",
+        "full a list",
+        "full a number",
+        "full nowhere",
+    ],
 )
 def test_facts_that_make_no_sense_are_refused(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     forge(file, change)
@@ -526,6 +538,41 @@ def test_what_was_changed_since_is_of_the_size_that_it_is(tmp_path: Path) -> Non
     assert (again[2].out_channels, float((again[4].weight == 0).float().mean())) == (8, 0.5)
     with pytest.raises(gp.GrowpruneError, match=r"'2\.weight' was \(32, 32, 3, 3\) before it was pruned"):
         gp.load(tmp_path / "file", lambda: images(classes=7, kernel=5))
+
+
+class Dense(nn.Module):
+    """Its last layer has no bias, and reads what a norm and an activation make of what vanished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm = nn.Conv2d(1, 8, 1), nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16)
+        self.c, self.o = nn.Conv2d(16, 8, 1, bias=False), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.b(self.a(x).relu())) + 1.0
+        return self.o(self.c(h.sigmoid()).relu())
+
+
+def test_a_bias_that_folding_gave_comes_back_after_a_second_pruning(tmp_path: Path) -> None:
+    net: nn.Module = Dense()
+    for _ in range(2):
+        net = gp.Pruner(net, X, gp.OneShot(), ratios={"b": 0.25, "c": 0.25}).compact()
+    assert net.c.bias.shape == (4,)
+    gp.save(net, tmp_path / "file")
+    assert torch.equal(gp.load(tmp_path / "file", Dense)(X), net(X))
+    assert torch.equal(gp.load(tmp_path / "file", lambda: copy.deepcopy(net))(X), net(X))  # smaller already
+
+
+def test_a_smaller_network_inside_another_is_known_too(tmp_path: Path) -> None:
+    small = gp.Pruner(images(), X, gp.OneShot(), ratios=SMALLER).compact()
+    whole = nn.Sequential(small, nn.Linear(10, 3))
+    gp.save(whole, tmp_path / "once")
+    whole = gp.Pruner(whole, X, gp.OneShot(), ratios={"0.2": 0.5}).compact()
+    gp.save(whole, tmp_path / "twice")
+    for name in ("once", "twice"):
+        gp.load(tmp_path / name, lambda: nn.Sequential(images(), nn.Linear(10, 3)))
+        with pytest.raises(gp.GrowpruneError, match=r"'0\.2\.weight' was \(32, 32, 3, 3\) before it was pruned"):
+            gp.load(tmp_path / name, lambda: nn.Sequential(images(wide=80), nn.Linear(10, 3)))
 
 
 class Tables(nn.Module):

@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.errors import GrowpruneError, warn
 
@@ -47,23 +48,23 @@ def hooked(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Turns:
-    """Which of several optimizers have stepped in this step of the loop: it ends when all have, or, if one is left out,
-    when another begins the next."""
+    """Which of several optimizers, by number, have stepped in this step of the loop: it ends when all have, or, if one
+    is left out, when another begins the next."""
 
     def __init__(self) -> None:
-        self.stepped: set[torch.optim.Optimizer] = set()
+        self.stepped: set[int] = set()
 
-    def begins(self, optimizer: torch.optim.Optimizer) -> bool:
+    def begins(self, number: int) -> bool:
         """Before its step: is that one of the next turn?"""
-        if optimizer not in self.stepped:
+        if number not in self.stepped:
             return False
         self.stepped.clear()
         return True
 
-    def ends(self, optimizer: torch.optim.Optimizer, number: int) -> bool:
+    def ends(self, number: int, of: int) -> bool:
         """After its step: was it the last of so many?"""
-        self.stepped.add(optimizer)
-        if len(self.stepped) < number:
+        self.stepped.add(number)
+        if len(self.stepped) < of:
             return False
         self.stepped.clear()
         return True
@@ -124,3 +125,49 @@ def held(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> str |
 def watch_every_optimizer() -> None:
     """Once, when the first pruner is attached."""
     register_optimizer_step_pre_hook(torch.compiler.disable(before_any_step))
+
+
+# -- after removal -------------------------------------------------------------------------------------------------
+
+
+def watch_left_behind(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Tell, once, whoever goes on with an optimizer that holds the larger network still, unless it pushes that anew."""
+    larger, told = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), False
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        nonlocal told
+        if told or ATTACHED.get(optimizer):
+            return
+        told = True
+        if any(p in larger for group in optimizer.param_groups for p in group["params"]):
+            warn(
+                "this optimizer holds the parameters of before compact(): it does not train the smaller network; call "
+                "compact(optimizer=...) with it, or make a new one"
+            )
+
+    optimizer.register_step_pre_hook(torch.compiler.disable(before_step))
+
+
+def watch_idle(optimizers: Iterable[torch.optim.Optimizer], model: nn.Module, message: str) -> None:
+    """Tell, once, whoever goes on with another network than the one that these optimizers train: at the second step in
+    a row for which no gradient has come to it, if none ever did. (The first may be made to quiet a scheduler.)"""
+    own, optimizers = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), list(optimizers)
+    idle, over = dict.fromkeys(range(len(optimizers)), 0), False
+
+    def before_step(number: int, args: Any, kwargs: Any) -> None:
+        nonlocal over
+        if over:
+            return
+        held = [p for each in optimizers for group in each.param_groups for p in group["params"] if p in own]
+        if any(p.grad is not None for p in held) or args[1:] or kwargs.get("closure"):
+            over = True
+            return
+        idle[number] += 1
+        if idle[number] > 1 and any(p.requires_grad for p in held):
+            over = True
+            warn(message)
+
+    for number, each in enumerate(optimizers):
+        each.register_step_pre_hook(
+            torch.compiler.disable(lambda _, args, kwargs, number=number: before_step(number, args, kwargs))
+        )

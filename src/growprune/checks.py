@@ -68,8 +68,8 @@ def example(given: Any) -> None:
     """Is it an input, and not what inputs come from?"""
     if not isinstance(given, (Tensor, tuple, list, Mapping)):
         raise GrowpruneError(
-            "example_input: give a tensor, a tuple of arguments or a dict of keyword arguments, not "
-            f"{full_name(type(given))}"
+            "example_input: give a tensor, a tuple of arguments or a dict of keyword arguments (any other thing as "
+            f"(it,)), not {full_name(type(given))}"
         )
 
 
@@ -215,6 +215,8 @@ def shrinks(weights: Iterable[Tensor], optimizers: Mapping[torch.optim.Optimizer
         return
     for optimizer, decoupled in optimizers.items():
         for group in optimizer.param_groups:
+            if not group.get("lr"):  # 0: it warms up; None: some kinds have none
+                continue
             kinds = {low[id(p)] for p in group["params"] if id(p) in low}
             faster = 1 if decoupled else 1 / (1 - min(0.999, float(group.get("momentum", 0.0))))
             share = float(group["lr"]) * tau * faster
@@ -314,6 +316,8 @@ def state(given: Any, units: int) -> None:
     for key, value in (("step", given["step"]), ("past", past)):
         if not is_whole(value) or value < 0:
             raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
+    if not isinstance(given.get("turn", []), list):
+        raise GrowpruneError(f"this is not a pruner's state: its 'turn' is {short(given['turn'])}")
     generator = torch.Generator().get_state()
     for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
         if given[key].shape != shape or given[key].dtype != kind:

@@ -180,10 +180,11 @@ def begin(command: str, given: Given, out: Path | None, file: Path | None, as_js
     beside = {name: base.pop(name, None) for name in BESIDE}
     config = configs.resolve(command, given, base)
     out = out or Path(beside["out"] or configs.folder(command, config))
+    from growprune.distributed import foremost
     from growprune.origin import foresee, sensible
 
     sensible(config)
-    for remark in configs.idle(config):
+    for remark in configs.idle(config) if foremost() else ():
         print(f"growprune: {remark}", file=sys.stderr)
     if not (out / "config.json").exists():  # a run that has begun has all it needs
         foresee(config)

@@ -10,17 +10,16 @@ The model is never changed in place but by `hold`; `cut` works on a copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.utils.weak import WeakIdKeyDictionary
 
 from growprune.copying import copied
-from growprune.errors import GrowpruneError, line, warn
+from growprune.errors import GrowpruneError, line
 from growprune.groups import Groups, gone, owner
 from growprune.holding import keep_zero
 from growprune.running import call, in_mode, quietly, tensors, unsound
@@ -73,9 +72,15 @@ BEFORE = "_growprune_before"
 
 
 def shapes_before(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of a smaller network's tensors the shapes at full size, as far as they are still those that were cut."""
-    known, now = vars(model).get(BEFORE, {}), tensors(model)
-    return {name: full for name, (full, cut) in known.items() if name in now and tuple(now[name].shape) == cut}
+    """Of a smaller network's tensors, and of one's inside the model, the shapes at full size, as far as they are still
+    those that were cut."""
+    now, found = tensors(model), dict[str, tuple[int, ...]]()
+    for path, module in model.named_modules():
+        for name, (full, cut) in vars(module).get(BEFORE, {}).items():
+            name = f"{path}.{name}" if path else name
+            if name in now and tuple(now[name].shape) == cut:
+                found.setdefault(name, full)
+    return found
 
 
 @torch.no_grad()
@@ -193,43 +198,6 @@ def take_in(optimizers: Sequence[torch.optim.Optimizer], named: Mapping[str, nn.
 
 OF_MATRICES = tuple(getattr(torch.optim, name) for name in ("Muon",) if hasattr(torch.optim, name))
 """Optimizers that step nothing else."""
-
-
-def watch_left_behind(
-    optimizer: torch.optim.Optimizer, model: nn.Module, pushes: Callable[[torch.optim.Optimizer], bool]
-) -> None:
-    """Tell, once, whoever goes on with an optimizer that holds the larger network still, unless it pushes that anew."""
-    larger, told = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), False
-
-    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        nonlocal told
-        if told or pushes(optimizer):
-            return
-        told = True
-        if any(p in larger for group in optimizer.param_groups for p in group["params"]):
-            warn(
-                "this optimizer holds the parameters of before compact(): it does not train the smaller network; call "
-                "compact(optimizer=...) with it, or make a new one"
-            )
-
-    optimizer.register_step_pre_hook(torch.compiler.disable(before_step))
-
-
-def watch_handed_over(optimizer: torch.optim.Optimizer, small: nn.Module) -> None:
-    """Tell whoever goes on with the larger network, whose parameters this optimizer does not hold any more: at the
-    first step, if no gradient has come to the smaller one."""
-    own = WeakIdKeyDictionary(dict.fromkeys(small.parameters()))
-
-    def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        hook.remove()
-        ours = [p for group in optimizer.param_groups for p in group["params"] if p in own]
-        if all(p.grad is None for p in ours) and not args[1:] and not kwargs.get("closure"):
-            warn(
-                "this optimizer trains the smaller network since compact(), but no gradient has come to it: does the "
-                "loop still call the larger one?"
-            )
-
-    hook = optimizer.register_step_pre_hook(torch.compiler.disable(before_step))
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:

@@ -18,7 +18,7 @@ from growprune.data import Dataset, Normal, Resident, Scale
 from growprune.distributed import World, first_here
 from growprune.errors import GrowpruneError
 from growprune.keeping import GB, Kept
-from growprune.reading import Folder, Part, fingerprint
+from growprune.reading import Folder, Part, fingerprints
 from growprune.streaming import Decode, Streamed, undecodable
 
 IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -165,11 +165,11 @@ class Images:
         return {**facts, **self.files} if self.large else {**facts, "mean": list(self.dataset.mean)}
 
     @cached_property
-    def files(self) -> dict[str, str | None]:
+    def files(self) -> dict[str, str]:
         """Of large images, which are not all looked at before they are shown: what their names and sizes come to. Of
         several processes the first one looks, which also writes it down."""
-        root = Path(self.config.data)
-        return {"names": fingerprint(root, sizes=False), "sizes": fingerprint(root)} if self.world.first else {}
+        found = fingerprints(Path(self.config.data)) if self.world.first else None
+        return dict(zip(("names", "sizes"), found, strict=True)) if found else {}
 
     def recognized(self, then: Mapping[str, Any], say: Callable[[str], None]) -> None:
         """Refuse to go on with a run that began with others, of which `then` was known. A file may have been replaced

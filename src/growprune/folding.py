@@ -1,7 +1,6 @@
 """What a vanished filter still sends onward goes into what follows: a bias, or the next batch norm's running mean.
 
-Between `compact`, which cuts, and the proof's tolerance nothing is lost by this: the smaller network then computes what
-the pushed one did, as far as what filters send onward is the same everywhere.
+The smaller network then computes what the pushed one did, as far as what filters send onward is the same everywhere.
 """
 
 from __future__ import annotations

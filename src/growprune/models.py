@@ -15,6 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -165,12 +166,14 @@ def in_one_line(name: str) -> Iterator[None]:
     """What goes wrong in a user's own function or module, and where, for those who gave its name to a command."""
     try:
         yield
-    except GrowpruneError:
+    except (GrowpruneError, OSError, torch.cuda.OutOfMemoryError):  # which say what is the matter
         raise
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        theirs = os.path.isfile(last.filename) and last.filename != __file__ and not isinstance(error, SyntaxError)
-        where = f" ({os.path.relpath(last.filename)}:{last.lineno})" if theirs else ""
+        ours = os.path.dirname(__file__)
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if os.path.isfile(f.filename)]
+        theirs = [f for f in frames if not f.filename.startswith(ours) and "site-packages" not in f.filename]
+        last = theirs[-1] if theirs and not isinstance(error, SyntaxError) else None
+        where = f" ({os.path.relpath(last.filename)}:{last.lineno})" if last else ""
         raise GrowpruneError(f"model '{name}': {type(error).__name__}: {line(error)}{where}") from error
 
 

@@ -135,7 +135,7 @@ def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float | Non
         with Doubled():  # type: ignore[no-untyped-call]
             again = difference(copied(small).double(), copied(full).double(), exact)
     except Exception:
-        again = apart(*found, together=True)
+        again = error if error == math.inf else apart(*telling(*found), together=True)
     return None if again <= tolerance(small) else error
 
 

@@ -28,15 +28,20 @@ from growprune.grouping import build
 from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
-from growprune.schedule import Ended, GReg1, GReg2, OneShot, Penalty, Phase, Schedule
+from growprune.schedule import Ended, GReg1, GReg2, OneShot, Penalty, Phase, Schedule, is_real, is_whole
 from growprune.separation import Separation, StopRule
 
+IDLE = "this optimizer trains the smaller network since compact(), but no gradient has come to it"
+LARGER = "this optimizer trains the larger network, which is still pushed, but no gradient has come to it"
 OURS = GReg1, GReg2, OneShot, Ended
 
 
-def plain(value: Any) -> bool:
-    """Can a state hold it, and be told from others by it?"""
-    return value is None or isinstance(value, (bool, int, float, str))
+def plain(value: Any) -> Any:
+    """As a state can hold it and is told from others by it: numbers, texts, and lists of these; nothing of the rest."""
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    kind = int if is_whole(value) else float if is_real(value) else None
+    return kind(value) if kind else value if isinstance(value, (bool, str)) else None
 
 
 class Pruner:
@@ -217,10 +222,11 @@ class Pruner:
             hook.remove()
         for each in self._optimizers:
             attached.forget(each, self)
-        self._hooks, self._optimizers, self._turns = [], [], attached.Turns()
+        self._hooks, self._optimizers = [], []
+        self._turns.stepped.clear()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._turns.begins(optimizer):
+        if self._turns.begins(self._optimizers.index(optimizer)):
             self.advance()
         if self.done:
             return None
@@ -230,7 +236,7 @@ class Pruner:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        if self._turns.ends(optimizer, len(self._optimizers)):
+        if self._turns.ends(self._optimizers.index(optimizer), len(self._optimizers)):
             self.advance()
 
     def advance(self) -> None:
@@ -387,12 +393,13 @@ class Pruner:
         if optimizers:
             removal.follow(optimizers, self.model, small, self.groups, self._pruned)
             checks.left_out(small, optimizers)
-            removal.watch_handed_over(optimizers[0], small)
+            attached.watch_idle(optimizers, small, f"{IDLE}: does the loop still call the larger one?")
         if goes_on:
+            attached.watch_idle(self._optimizers, self.model, f"{LARGER}: does the loop call the smaller one already?")
             return small
         for each in self._optimizers:
             if each not in optimizers:
-                removal.watch_left_behind(each, self.model, lambda it: bool(attached.ATTACHED.get(it)))
+                attached.watch_left_behind(each, self.model)
         self.detach()
         return small
 
@@ -404,6 +411,7 @@ class Pruner:
             "plan": self._plan(),
             "step": self.step_count,
             "past": self._past,
+            "turn": sorted(self._turns.stepped),
             "picked": self._picked,
             "pruned": self._pruned.cpu().clone(),
             "ended": self._ended,
@@ -424,7 +432,8 @@ class Pruner:
             raise GrowpruneError(f"the state is at step {state['step']}, the plan has {self._asked.total_steps}")
         device = self._pruned.device
         self.step_count, self._picked = int(state["step"]), bool(state["picked"])
-        self._past = int(state.get("past", 0))  # older states do not know it
+        self._past = int(state.get("past", 0))  # older states do not know it, nor the turn
+        self._turns.stepped = {*state.get("turn", ())}
         self._pruned.copy_(state["pruned"])
         self._generator.set_state(state["generator"])
         self._ended = state["ended"]
@@ -443,7 +452,7 @@ class Pruner:
             "layers": [[layer.name, layer.size] for layer in self.groups.layers],
             "ratios": self._amount() if self.counts is None else self.counts,
             "criterion": self.criterion.name,
-            "schedule": [type(self._asked).__name__, {k: v for k, v in vars(self._asked).items() if plain(v)}],
+            "schedule": [type(self._asked).__name__, {key: plain(value) for key, value in vars(self._asked).items()}],
             "granularity": self.groups.granularity,
             "scope": self.scope,
         }

@@ -156,19 +156,26 @@ def held_out_of(root: Path) -> Path | None:
     return next((root / name for name in HELD_OUT if subfolders(root / name)), None)
 
 
-def fingerprint(root: Path, sizes: bool = True) -> str | None:
-    """Tells a set of class folders from any other, wherever it lies: by the names, and the sizes, of its images. None
-    has what is no such set."""
-    held_out, found = held_out_of(root), hashlib.sha256()
+def fingerprint(root: Path) -> str | None:
+    """Tells a set of class folders from any other, wherever it lies: by the names and sizes of its images. None has
+    what is no such set."""
+    return (fingerprints(root) or (None, None))[1]
+
+
+def fingerprints(root: Path) -> tuple[str, str] | None:
+    """By the names alone, and by the sizes too."""
+    held_out, names, found = held_out_of(root), hashlib.sha256(), hashlib.sha256()
     if held_out is None or not subfolders(root / "train"):
         return None
     for split in (root / "train", held_out):
         for file in sorted(file for name in subfolders(split) for file in images_below(split / name)):
             with suppress(OSError):  # a link that leads nowhere: whoever reads it will say so
-                size = os.stat(file).st_size if sizes else ""
-                found.update(os.fsencode(f"{os.path.relpath(file, split)} {size}\n"))
+                name = os.path.relpath(file, split)
+                names.update(os.fsencode(f"{name}\n"))
+                found.update(os.fsencode(f"{name} {os.stat(file).st_size}\n"))
+        names.update(b"\n")
         found.update(b"\n")
-    return found.hexdigest()[:16]
+    return names.hexdigest()[:16], found.hexdigest()[:16]
 
 
 def subfolders(root: Path) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from growprune.groups import Groups, why_none
 
 WITHIN = 0.01
 """How near a speed-up must be to what was asked for."""
+SMALL = 64
+"""Layers of a network in which pairs of them are tried: in a larger one a filter is less."""
 LAST_STAGE = 0.43
 """What the last stage loses of what the first does, the median over the paper's own lists
 (ResNet34's, which leaves its last stage whole, aside)."""
@@ -115,8 +117,9 @@ def beside(steps: list[int], most: Sequence[int]) -> Iterator[list[int]]:
     [[0, 1], [1, 1], [0, 0], [1, 0]]
     """
     yield steps
-    moves = [(i, by) for i in range(len(steps)) for by in (1, -1) if 0 <= steps[i] + by <= most[i]]
-    for count in (1, 2):
-        for some in combinations(moves, count):
-            if len({i for i, _ in some}) == count and (count == 1 or sum(by for _, by in some) == 0):
-                yield [n + sum(by for j, by in some if j == i) for i, n in enumerate(steps)]
+    more = [i for i, n in enumerate(steps) if n < most[i]]
+    less = [i for i, n in enumerate(steps) if n]
+    few = len(steps) <= SMALL
+    for up, down in [*((i, None) for i in more), *((None, i) for i in less), *(product(more, less) if few else ())]:
+        if up != down:
+            yield [n + (i == up) - (i == down) for i, n in enumerate(steps)]

@@ -79,10 +79,10 @@ def load(path: str | os.PathLike[str], build: Callable[[], nn.Module]) -> nn.Mod
 
 def rebuilt(model: nn.Module, facts: dict[str, Any], stored: dict[str, Tensor], path: Path) -> nn.Module:
     """The full-size `model` narrowed to what `described` saw, with its values; `path` is for messages."""
-    values = unpack(facts, stored)
-    for name in set(values) - set(tensors(model)):
+    values, own = unpack(facts, stored), tensors(model)
+    full = {name: tuple(shape) for name, shape in facts.get("full", {}).items() if name in own}
+    for name in set(values) - set(own):  # biases that folding gave
         take_bias(model, name, values[name])
-    full = {name: tuple(shape) for name, shape in facts.get("full", {}).items()}
     compare(model, values, full, path)
     where, old = places(model), tensors(model)
     for name, value in values.items():
@@ -223,10 +223,10 @@ def compare(model: nn.Module, values: dict[str, Tensor], full: Mapping[str, tupl
     for names, what in ((set(own) - set(values), "lacks"), (set(values) - set(own), "has")):
         if names:
             raise GrowpruneError(f"{path}: of another network: the file {what} '{sorted(names)[0]}'")
-    modules = dict(model.named_modules())
+    modules, before = dict(model.named_modules()), shapes_before(model)  # what is built may be smaller already
     for name, t in own.items():
         there, here = tuple(values[name].shape), tuple(t.shape)
-        if name in full and here != full[name]:
+        if name in full and before.get(name, here) != full[name]:
             raise GrowpruneError(
                 f"{path}: of another network: '{name}' was {full[name]} before it was pruned, it is {here} in the model"
             )
