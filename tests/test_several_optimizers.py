@@ -129,6 +129,21 @@ def test_each_is_pushed_in_its_own_way() -> None:
         assert torch.equal(now[~goes[name]], then[~goes[name]])
 
 
+def test_a_line_search_counts_the_penalty_of_its_own_share() -> None:
+    net = seeded(MLP)
+    pruner = gp.Pruner(net, X, SCHEDULE, ratios=RATIOS)
+    searching = torch.optim.LBFGS(net.fc1.parameters(), lr=0.1)
+    pruner.attach([searching, torch.optim.SGD([*net.fc2.parameters(), *net.fc3.parameters()], lr=0.1)])
+
+    def closure() -> Tensor:
+        backward(net)
+        return F.cross_entropy(net(X), Y).detach()
+
+    goes = ~pruner.masks()["fc1"]
+    expected = F.cross_entropy(net(X), Y).detach() + 0.5 * 0.1 * net.fc1.weight.detach()[goes].square().sum()
+    torch.testing.assert_close(searching.step(closure), expected)
+
+
 def test_what_two_hold_the_first_pushes() -> None:
     net = seeded(MLP)
     pruner = gp.Pruner(net, X, SCHEDULE, ratios=RATIOS)
@@ -295,6 +310,9 @@ def test_numpys_numbers_are_numbers() -> None:
         ours, theirs = (gp.Pruner(net, X, gp.OneShot(), ratios=each, seed=np.int64(3)) for each in (given, plain))
         assert {k: m.tolist() for k, m in ours.masks().items()} == {k: m.tolist() for k, m in theirs.masks().items()}
         assert ours.state_dict()["plan"] == theirs.state_dict()["plan"]
+    spec = gp.Global(np.float32(0.5))
+    gp.Pruner(net, X, gp.OneShot(), ratios=spec)
+    assert type(spec.ratio) is np.float32  # the caller's is left as it is
     schedule = gp.GReg1(ku=np.int64(3), tau=np.float32(1), ks=np.int8(7), stop_ratio=np.float32(8))
     assert schedule == gp.GReg1(ku=3, tau=1.0, ks=7, stop_ratio=8.0)
     assert {type(value) for value in vars(schedule).values()} == {str, float, int}
