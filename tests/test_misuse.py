@@ -138,7 +138,7 @@ def test_inference_mode_makes_what_cannot_be_trained() -> None:
     model = net()
     pruner = gp.Pruner(model, X, gp.OneShot())
     with torch.inference_mode():
-        with pytest.raises(gp.GrowpruneError, match=r"Pruner: made in torch\.inference_mode\(\)"):
+        with pytest.raises(gp.GrowpruneError, match=r"Pruner: what is made in .* cannot be trained"):
             gp.Pruner(model, X)
         with pytest.raises(
             gp.GrowpruneError, match=r"compact: what is made in torch\.inference_mode\(\) cannot be trained"

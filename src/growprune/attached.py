@@ -130,6 +130,16 @@ def watch_every_optimizer() -> None:
 # -- after removal -------------------------------------------------------------------------------------------------
 
 
+STILL_LARGE = (
+    "this optimizer trains the smaller network since compact(), but no gradient has come to it: does the loop still "
+    "call the larger one?"
+)
+SMALL_ALREADY = (
+    "this optimizer trains the larger network, which is still pushed, but no gradient has come to it: does the loop "
+    "call the smaller one already?"
+)
+
+
 def watch_left_behind(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Tell, once, whoever goes on with an optimizer that holds the larger network still, unless it pushes that anew."""
     larger, told = WeakIdKeyDictionary(dict.fromkeys(model.parameters())), False

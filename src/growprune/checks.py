@@ -64,6 +64,13 @@ def short(value: Any) -> str:
     return text if len(text) < 80 else f"{text[:77]}..."
 
 
+def not_for_inference(what: str) -> None:
+    if torch.is_inference_mode_enabled():
+        raise GrowpruneError(
+            f"{what}: what is made in torch.inference_mode() cannot be trained; use torch.no_grad() instead"
+        )
+
+
 def example(given: Any) -> None:
     """Is it an input, and not what inputs come from?"""
     if not isinstance(given, (Tensor, tuple, list, Mapping)):

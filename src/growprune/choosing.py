@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -46,7 +46,8 @@ def choose(
             found = step.milliseconds()
         except torch.cuda.OutOfMemoryError:
             found = math.inf
-        step.graph = None
+        finally:
+            step.graph = None
         return replace(choice, ms=found)
 
     def another(choice: Choice) -> Choice:
@@ -54,21 +55,13 @@ def choose(
         try:
             return trial(choice)
         except RuntimeError:
-            step.graph = None
             return replace(choice, ms=math.inf)
 
     layouts = ["channels_last", "contiguous"] if asked.layout == "auto" else [asked.layout]
     precisions = ["bf16", "fp32"] if asked.precision == "auto" else [asked.precision]
     if by_rule:
         layouts, precisions = layouts[:1], precisions[:1]
-    works: list[Choice] = []
-    failures: list[RuntimeError] = []
-    for each in precisions:
-        try:
-            works.append(trial(Choice(each, layouts[0])))
-        except RuntimeError as error:  # it reads from the device, as with .item()
-            step.graph = None
-            failures.append(error)
+    works, failures = tried_all(trial, [Choice(each, layouts[0]) for each in precisions])
     if not works:
         say(f"this network's step cannot be captured as a CUDA graph, so it runs eagerly: {line(failures[0])}")
         return Choice(precisions[0], layouts[0], captured=False)
@@ -91,6 +84,17 @@ def choose(
             "--parallel where several runs share it"
         )
     return best
+
+
+def tried_all(trial: Callable[[Choice], Choice], choices: Iterable[Choice]) -> tuple[list[Choice], list[RuntimeError]]:
+    """What works, timed; and what the others failed of: a step that reads from the device, as with .item()."""
+    works, failures = list[Choice](), list[RuntimeError]()
+    for choice in choices:
+        try:
+            works.append(trial(choice))
+        except RuntimeError as error:
+            failures.append(error)
+    return works, failures
 
 
 def compiled(best: Choice, trial: Callable[[Choice], Choice], wanted: bool, say: Callable[[str], None]) -> Choice:

@@ -11,7 +11,6 @@ rule its running mean and where it ended pushing.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -28,20 +27,10 @@ from growprune.grouping import build
 from growprune.groups import Granularity, Groups
 from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
-from growprune.schedule import Ended, GReg1, GReg2, OneShot, Penalty, Phase, Schedule, is_real, is_whole
+from growprune.schedule import Ended, GReg1, GReg2, OneShot, Penalty, Phase, Schedule, plain
 from growprune.separation import Separation, StopRule
 
-IDLE = "this optimizer trains the smaller network since compact(), but no gradient has come to it"
-LARGER = "this optimizer trains the larger network, which is still pushed, but no gradient has come to it"
 OURS = GReg1, GReg2, OneShot, Ended
-
-
-def plain(value: Any) -> Any:
-    """As a state can hold it and is told from others by it: numbers, texts, and lists of these; nothing of the rest."""
-    if isinstance(value, (tuple, list)):
-        return [plain(each) for each in value]
-    kind = int if is_whole(value) else float if is_real(value) else None
-    return kind(value) if kind else value if isinstance(value, (bool, str)) else None
 
 
 class Pruner:
@@ -68,8 +57,7 @@ class Pruner:
         seed: int = 0,
         multiple: int = 1,
     ) -> None:
-        if torch.is_inference_mode_enabled():
-            raise GrowpruneError("Pruner: made in torch.inference_mode() nothing could be trained; use torch.no_grad()")
+        checks.not_for_inference("Pruner")
         self.model = checks.unwrapped(model)
         checks.example(example_input)
         self.example_input = example_input
@@ -82,16 +70,8 @@ class Pruner:
         checks.choices(self.schedule, granularity, scope, coupled, seed, multiple)
         self.multiple = multiple = int(multiple)
         checks.weights(self.model)
-        stem = _ratios.speaks_of_stem(self.spec)
-        found = build(self.model, example_input, granularity, coupled, ignore, stem)
-        self.skipped = proof.unprovable(self.model, found, example_input)
-        self.groups: Groups = found.without(self.skipped)
+        self.groups, self.skipped = self._found(granularity, coupled, ignore)
         self.stays = self.groups.stays
-        if granularity == "filter" and not found.layers:
-            checks.unheld(self.model)
-        if self.skipped and not self.groups.layers:
-            name, why = next(iter(self.skipped.items()))
-            raise GrowpruneError(f"no layer of this model can be pruned: without a filter of '{name}' it fails: {why}")
         checks.named(self.model, self.spec, self.groups)
         self._shapes = {name: t.shape for name, t in tensors(self.model).items()}
         self.counts = _ratios.counts(self.spec, self.groups, self._shapes, multiple)
@@ -120,6 +100,21 @@ class Pruner:
             checks.reached(self.model, self.groups, self._losing)
             if self.schedule.total_steps:
                 self._try_plan()
+
+    def _found(
+        self, granularity: Granularity, coupled: bool, ignore: Iterable[str | nn.Module]
+    ) -> tuple[Groups, dict[str, str]]:
+        """What can go, and the layers that the model's own code keeps from it."""
+        stem = _ratios.speaks_of_stem(self.spec)
+        found = build(self.model, self.example_input, granularity, coupled, ignore, stem)
+        skipped = proof.unprovable(self.model, found, self.example_input)
+        if granularity == "filter" and not found.layers:
+            checks.unheld(self.model)
+        left = found.without(skipped)
+        if skipped and not left.layers:
+            name, why = next(iter(skipped.items()))
+            raise GrowpruneError(f"no layer of this model can be pruned: without a filter of '{name}' it fails: {why}")
+        return left, skipped
 
     def _try_plan(self) -> None:
         """Cut as many units as the plan says, on trial: better refused now than after the last step."""
@@ -355,10 +350,7 @@ class Pruner:
         filters still send onward goes into what follows. `calibrate`: batches to estimate batch-norm statistics anew
         on. `fixed_norm`: batch norm was in eval mode while filters were pushed, so what they send onward is another.
         """
-        if torch.is_inference_mode_enabled():
-            raise GrowpruneError(
-                "compact: what is made in torch.inference_mode() cannot be trained; use torch.no_grad()"
-            )
+        checks.not_for_inference("compact")
         if not self._picked:
             raise GrowpruneError(
                 f"nothing is picked yet: {type(self._asked).__name__} picks at step {self.schedule.pick_step}, this is "
@@ -369,15 +361,7 @@ class Pruner:
         checks.unchanged(self.model, self.groups, self._shapes)
         checks.weights(self.model)
         goes_on = not (self.done or self.groups.granularity == "weight" or {*optimizers} & {*self._optimizers})
-        if not self.done:
-            more = "; the larger network is still pushed" if goes_on and self._optimizers else ""
-            warnings.warn(
-                f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet "
-                f"is cut off all the same{more}",
-                stacklevel=2,
-            )
-        elif self.total_steps and (why := separation.doubtful(self.separation(), self.total_steps, self._past)):
-            warnings.warn(f"compact: {why}", stacklevel=2)
+        self._doubt(goes_on)
         if self.groups.granularity == "weight":
             removal.hold(self.model, self.groups, self._pruned)
             for each in (*optimizers, *self._optimizers):
@@ -393,15 +377,26 @@ class Pruner:
         if optimizers:
             removal.follow(optimizers, self.model, small, self.groups, self._pruned)
             checks.left_out(small, optimizers)
-            attached.watch_idle(optimizers, small, f"{IDLE}: does the loop still call the larger one?")
+            attached.watch_idle(optimizers, small, attached.STILL_LARGE)
         if goes_on:
-            attached.watch_idle(self._optimizers, self.model, f"{LARGER}: does the loop call the smaller one already?")
+            attached.watch_idle(self._optimizers, self.model, attached.SMALL_ALREADY)
             return small
         for each in self._optimizers:
             if each not in optimizers:
                 attached.watch_left_behind(each, self.model)
         self.detach()
         return small
+
+    def _doubt(self, goes_on: bool) -> None:
+        """Tell if removal will cost more than it need."""
+        if not self.done:
+            more = "; the larger network is still pushed" if goes_on and self._optimizers else ""
+            warn(
+                f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet is cut off "
+                f"all the same{more}"
+            )
+        elif self.total_steps and (why := separation.doubtful(self.separation(), self.total_steps, self._past)):
+            warn(f"compact: {why}")
 
     # -- stopping and going on -----------------------------------------------------------------------------------
 

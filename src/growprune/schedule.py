@@ -286,6 +286,17 @@ def is_number(value: object) -> bool:
 def plain_numbers(fields: Any) -> None:
     """In a frozen dataclass numpy's numbers become Python's, for what is kept of it is read again without numpy."""
     for name, value in vars(fields).items():
-        kind = int if is_whole(value) else float if is_real(value) else type(value)
-        if type(value) is not kind:
-            object.__setattr__(fields, name, kind(value))
+        if is_real(value):
+            object.__setattr__(fields, name, plain(value))
+
+
+def plain(value: Any) -> Any:
+    """As a state can hold it, and be told from others by it: numbers, texts, and lists of these; of the rest nothing.
+
+    >>> plain((1, 0.5, "l2", True, None, len))
+    [1, 0.5, 'l2', True, None, None]
+    """
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    kind: Any = int if is_whole(value) else float if is_real(value) else None
+    return kind(value) if kind else value if isinstance(value, (bool, str)) else None
