@@ -865,12 +865,14 @@ def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
         "    for number in range(50):\n"
         "        progress.say(f'line {number}')\n"
         "        time.sleep(0.01)\n"
+        "sys.stderr.write('what is flushed at the end')\n"
         "print('finished')\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stderr is not None
-    assert child.stderr.readline() == "line 0\n"
-    child.stderr.close()
-    assert (child.stdout.read(), child.wait()) == ("finished\n", 0)
-    child.stdout.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stderr.readline() == "line 0\n"
+        child.stderr.close()
+        assert (child.stdout.read(), child.wait()) == ("finished\n", 0)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -31,8 +32,17 @@ class Stderr(Console):
     """A console whose reader may go away: rich would end the program then, and the run with it."""
 
     def on_broken_pipe(self) -> None:
+        unread()
         self.quiet = True
         self.file = open(os.devnull, "w")  # noqa: SIM115 (it stays open as long as the console does)
+
+
+def unread() -> None:
+    """Nobody reads the error output any more. What is still to be flushed there when Python ends would make it fail."""
+    with suppress(OSError, ValueError):  # it may be no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
 
 
 class Screen:
@@ -91,7 +101,9 @@ class Screen:
         """Whoever read along may go away (`2>&1 | head`): the run goes on, unseen."""
         try:
             yield
-        except OSError:
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                unread()
             self.live, self.console.quiet = False, True
 
 
