@@ -54,16 +54,19 @@ def test_whatever_kind_of_layer_reads_them(reader: Any) -> None:
     assert folding < 1e-5
 
 
+class Turned(nn.Module):
+    """A transformers' layer, the other way round than torch's; scaled besides, or not."""
+
+    def __init__(self, **how: float) -> None:
+        super().__init__()
+        self.i, self.c, self.how = nn.Linear(6, 8), nn.Linear(8, 16), how
+        self.weight, self.bias = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, F.relu(self.c(F.relu(self.i(x)))), self.weight, **self.how)
+
+
 def test_a_transformers_layer_the_other_way_round_reads_them_too() -> None:
-    class Turned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.i, self.c = nn.Linear(6, 8), nn.Linear(8, 16)
-            self.weight, self.bias = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.randn(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.addmm(self.bias, F.relu(self.c(F.relu(self.i(x)))), self.weight)
-
     model, x = drawn(Turned()), torch.randn(4, 6)
     with torch.no_grad():
         model.c.weight[GONE] = 0
@@ -75,17 +78,7 @@ def test_a_transformers_layer_the_other_way_round_reads_them_too() -> None:
 @pytest.mark.parametrize("how", [{"alpha": 2.0}, {"beta": 0.5}])
 def test_a_product_that_is_scaled_besides_is_left_alone(how: dict[str, float]) -> None:
     """What its bias would have to be hangs on both numbers."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.i, self.c = nn.Linear(6, 8), nn.Linear(8, 16)
-            self.weight, self.bias = nn.Parameter(torch.randn(16, 4)), nn.Parameter(torch.randn(4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.addmm(self.bias, F.relu(self.c(F.relu(self.i(x)))), self.weight, **how)
-
-    model = drawn(Scaled())
+    model = drawn(Turned(**how))
     small = gp.Pruner(model, torch.randn(4, 6), gp.OneShot(), ratios={"c": 0.5}).compact()
     assert torch.equal(small.bias, model.bias)
 

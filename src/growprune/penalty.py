@@ -180,15 +180,13 @@ class Factors:
         factors = self.flat if scale is None else self.views(scale)
         for place in sorted(set(share.places.values())):
             group = optimizer.param_groups[place]
-            for way in (self.pull, self.shrink):
-                live = [
-                    (w, factors[i])
-                    for i, there in share.places.items()
-                    if there == place
-                    and (w := self.weights[i]).grad is not None
+            pulled, shrunk = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+            for i, there in share.places.items():
+                w = self.weights[i]
+                if there == place and w.grad is not None:
                     # a gradient of a few rows (a sparse embedding's) has no room for the others' penalty
-                    and way == (self.shrink if share.decoupled or w.grad.is_sparse else self.pull)
-                ]
+                    (shrunk if share.decoupled or w.grad.is_sparse else pulled).append((w, factors[i]))
+            for way, live in ((self.pull, pulled), (self.shrink, shrunk)):
                 if live:
                     way([w for w, _ in live], [f for _, f in live], group)
 

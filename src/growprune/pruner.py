@@ -5,8 +5,8 @@
     while not pruner.done: ...                # the loop as it was
     small = pruner.compact()
 
-All the state there is: the step (and those made past the end), the pruned units, the random generator, and of the ratio
-rule its running mean and where it ended pushing.
+All the state there is: the step (and those made past the end, and which of several optimizers have done it), the pruned
+units, the random generator, and of the ratio rule its running mean and where it ended pushing.
 """
 
 from __future__ import annotations
