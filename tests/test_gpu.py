@@ -132,6 +132,7 @@ def test_a_proof_is_not_blurred_by_tf32() -> None:
     assert proof.difference(small, proof.masked(net, pruner.groups, pruner._pruned), example) < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:compact. the push has ended")  # so short a one does not push far
 def test_the_model_may_move_after_the_pruner_is_made() -> None:
     """Made on the CPU, trained on the GPU: the penalty follows the weights, and the example too."""
     net = models.create("resnet20")
