@@ -78,6 +78,19 @@ def test_rows_are_kept_as_they_come_and_not_measured_again(
     assert json.loads(out.read_text())["steps"] == after
 
 
+def test_widths_may_be_multiples(script: Callable[..., object], tmp_path: Path) -> None:
+    """Of 4 filters 2 stay by half, 3 in multiples of 3: the steps are of another network, and the file says so."""
+    left = []
+    for multiple in (1, 3):
+        out = tmp_path / f"{multiple}.json"
+        assert script("--only", TUNE, "--out", out, "--multiple", multiple) == 0
+        found = json.loads(out.read_text())
+        assert found["multiple"] == multiple
+        left.append(found["steps"][TUNE]["macs"])
+    assert left[0] < left[1]
+    assert script("--only", TUNE, "--out", tmp_path / "1.json", "--multiple", 3, measured=None) == 2
+
+
 def test_what_cannot_be_measured_is_told_first(
     script: Callable[..., object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
