@@ -415,6 +415,10 @@ class Pruner:
         whole = f", in multiples of {self.multiple}" if self.multiple > 1 else ""
         return _ratios.write(self.spec) + whole
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, by deepcopy or by pickle, is as far as this one and attached to nothing."""
+        return {**vars(self), "_optimizers": [], "_hooks": []}
+
     def _plan(self) -> dict[str, Any]:
         """What must agree for a state to fit: the layers and what they lose, and the schedule as it was asked for."""
         return {
