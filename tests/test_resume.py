@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune.schedule import Phase
+from growprune.separation import StopRule
 
 
 class Net(nn.Module):
@@ -201,6 +202,14 @@ def test_a_copy_of_the_model_is_a_plain_one_and_the_pruner_does_not_know_it(name
     assert run.pruner.step_count == 8
     assert_equal(run.state(), undisturbed.state())
     assert_equal(twin.model.state_dict(), bare.model.state_dict())
+
+
+def test_what_is_on_its_way_from_a_gpu_is_asked_for_anew_by_a_copy() -> None:
+    rule = StopRule(2.0)
+    rule.load(torch.tensor([3.0, 4.0]))
+    rule.verdict = lambda: False  # what cannot be pickled
+    assert (found := pickle.loads(pickle.dumps(rule)).verdict) is not None
+    assert found()
 
 
 def test_a_state_is_not_changed_by_what_comes_after() -> None:
