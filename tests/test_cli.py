@@ -15,7 +15,7 @@ import sys
 import termios
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import fields, replace
 from functools import partial
@@ -351,6 +351,86 @@ def test_a_full_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("growprune.demo.run", full)
     said = "growprune: not enough memory on the GPU, a smaller batch needs less: CUDA out of memory\n"
     assert growprune_says("demo") == (2, "", said)
+
+
+SLOW = """
+import time
+print("loading", flush=True)
+while True:
+    try:
+        time.sleep(60)
+    except BaseException:  # as what is loaded may do
+        pass
+"""
+
+
+@pytest.fixture
+def loading(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Begins a command that never comes to the end of loading torch."""
+
+    def begun(ignored: int | None = None, **more: str) -> subprocess.Popen[str]:
+        def heard() -> None:  # whatever started the tests may have had them ignored
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
+
+        (tmp_path / "torch.py").write_text(SLOW)
+        path = os.pathsep.join((str(tmp_path), str(Path(cli.__file__).parents[1])))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "growprune", "demo", "--out", str(tmp_path / "demo")], preexec_fn=heard, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path, **more},
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        return process
+
+    return begun
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_while_torch_is_loaded_is_told(
+    loading: Callable[..., subprocess.Popen[str]], number: int, code: int
+) -> None:
+    process = loading()
+    process.send_signal(number)
+    assert process.communicate(timeout=60) == ("", "growprune: interrupted\n")
+    assert process.returncode == code
+
+
+def test_what_is_ignored_stays_so_and_torchrun_speaks_for_its_processes(
+    loading: Callable[..., subprocess.Popen[str]],
+) -> None:
+    deaf = loading(ignored=signal.SIGINT)
+    deaf.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert deaf.poll() is None
+    deaf.send_signal(signal.SIGTERM)
+    assert deaf.communicate(timeout=60) == ("", "growprune: interrupted\n")
+    one = loading(RANK="0")
+    one.send_signal(signal.SIGTERM)
+    assert one.communicate(timeout=60) == ("", "")
+    assert one.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_before_a_run_has_begun_is_told_once_all_is_put_away(number: int, code: int) -> None:
+    script = f"""
+import atexit, signal, sys
+import growprune.demo
+from growprune.__main__ import USUAL, main
+for each in USUAL.items():
+    signal.signal(*each)
+def run(*_):
+    try:
+        signal.raise_signal({number})
+    finally:
+        print("put away")
+growprune.demo.run = run
+atexit.register(lambda: print(signal.getsignal({number}).name))
+sys.argv[1:] = ["demo"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "put away\nSIG_DFL\n", "growprune: interrupted\n")
 
 
 def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_a_proof_is_not_blurred_by_tf32() -> None:
     example = torch.randn(2, 3, 32, 32, device="cuda")
     pruner = gp.Pruner(net, example, gp.OneShot(), ratios=0.7)
     small = pruner.compact(fold=False)
-    assert proof.difference(small, proof.masked(net, pruner.groups, pruner._pruned), example) < 1e-4
+    assert proof.difference(small, proof.masked(net, pruner.groups, pruner._state.pruned), example) < 1e-4
 
 
 @pytest.mark.filterwarnings("ignore:compact. the push has ended")  # so short a one does not push far

@@ -2,6 +2,8 @@
 
 import copy
 import io
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 
 import growprune as gp
 from growprune.schedule import Phase
+from growprune.separation import StopRule
 
 
 class Net(nn.Module):
@@ -146,6 +149,67 @@ def test_going_on_from_every_step_is_not_having_stopped(name: str, kind: str) ->
         assert_equal(again.state(), last, f"from step {first}")
         assert_equal(again.pruner.masks(), masks)
         assert_equal(again.pruner.compact().state_dict(), small.state_dict())
+
+
+def through_a_file(run: Run) -> Run:
+    file = io.BytesIO()
+    torch.save(run, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES: dict[str, Callable[[Run], Run]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda run: pickle.loads(pickle.dumps(run)),
+    "torch.save": through_a_file,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", ["greg1 path", "greg1 weight", "greg2 gamma", "greg2 random", "greg2 stop"])
+def test_a_copy_of_it_all_is_attached_to_nothing_and_goes_on_once_it_is(name: str, how: str) -> None:
+    run = Run(PLANS[name], seed=0)
+    for number in range(9):
+        run.step(number)
+    twin, idle = COPIES[how](run), COPIES[how](run)
+    idle.step(9)
+    assert idle.pruner.step_count == 9, "torch copies an optimizer without its hooks"
+    twin.pruner.attach(twin.optimizer)
+    assert_equal(twin.finish(9), run.finish(9))
+    assert_equal(twin.state(), run.state())
+    twin.pruner.detach()
+    twin.pruner.attach(twin.optimizer)
+
+
+@pytest.mark.parametrize("name", ["greg1 path", "greg1 weight"])
+def test_a_copy_of_the_model_is_a_plain_one_and_the_pruner_does_not_know_it(name: str) -> None:
+    """As weights are averaged: the network is pushed once a step, its copies not at all."""
+    run, undisturbed, bare = Run(PLANS[name], seed=0), Run(PLANS[name], seed=0), Run(PLANS[name], seed=0, attach=False)
+    run.step(0)
+    twin = Run(PLANS[name], seed=1, attach=False)
+    twin.model = copy.deepcopy(run.model)
+    twin.optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.05)
+    bare.model.load_state_dict(run.model.state_dict())
+    bare.optimizer = torch.optim.SGD(bare.model.parameters(), lr=0.05)
+    averaged = torch.optim.swa_utils.AveragedModel(run.model)
+    for module in (*twin.model.modules(), *averaged.modules()):
+        assert not {each for each, hooks in vars(module).items() if "hooks" in each and hooks}
+    undisturbed.step(0)
+    for number in range(1, 8):
+        for each in (run, undisturbed, twin, bare):
+            each.step(number)
+        averaged.update_parameters(run.model)
+    assert run.pruner.step_count == 8
+    assert_equal(run.state(), undisturbed.state())
+    assert_equal(twin.model.state_dict(), bare.model.state_dict())
+
+
+def test_what_is_on_its_way_from_a_gpu_is_asked_for_anew_by_a_copy() -> None:
+    rule = StopRule(2.0)
+    rule.load(torch.tensor([3.0, 4.0]))
+    rule.verdict = lambda: False  # what cannot be pickled
+    assert (found := pickle.loads(pickle.dumps(rule)).verdict) is not None
+    assert found()
 
 
 def test_a_state_is_not_changed_by_what_comes_after() -> None:

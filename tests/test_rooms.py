@@ -33,6 +33,7 @@ ORDER = [
     "proof",
     "checks",
     "storage",
+    "state",
     "pruner",
     "measurement",
     "models",

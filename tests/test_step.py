@@ -146,7 +146,7 @@ def test_twenty_steps_are_those_of_a_plain_loop(smoothing: float, pruned: bool) 
     assert float(step.lost) == pytest.approx(total, rel=1e-12)
     if pruned:
         assert pruners[0].step_count == 20
-        assert torch.equal(pruners[0]._pruned, pruners[1]._pruned)
+        assert torch.equal(pruners[0]._state.pruned, pruners[1]._state.pruned)
 
 
 def test_the_feed_of_one_process_of_three_is_its_third() -> None:

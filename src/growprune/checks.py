@@ -306,28 +306,3 @@ def full_name(kind: type) -> str:
     ('int', 'torch.nn.modules.linear.Linear')
     """
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def state(given: Any, units: int) -> None:
-    """Is this a pruner's state, whole and of the right kind?"""
-    kinds: dict[str, Any] = {
-        "plan": dict, "step": int, "picked": bool, "pruned": Tensor, "ended": (int, type(None)),
-        "ratio": (Tensor, type(None)), "generator": Tensor,
-    }  # fmt: skip
-    if not isinstance(given, dict):
-        raise GrowpruneError(f"this is not a pruner's state: need a dict, not {type(given).__name__}")
-    for key, kind in kinds.items():
-        if key not in given or not isinstance(given[key], kind):
-            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given.get(key, 'missing'))}")
-    past = given.get("past", 0)  # older states do not know it
-    for key, value in (("step", given["step"]), ("past", past)):
-        if not is_whole(value) or value < 0:
-            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
-    if not isinstance(given.get("turn", []), list):
-        raise GrowpruneError(f"this is not a pruner's state: its 'turn' is {short(given['turn'])}")
-    generator = torch.Generator().get_state()
-    for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
-        if given[key].shape != shape or given[key].dtype != kind:
-            raise GrowpruneError(
-                f"this is not a pruner's state: its '{key}' is {tuple(given[key].shape)}, not {tuple(shape)}"
-            )

@@ -17,7 +17,7 @@ import typer
 from growprune import asking
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, itself, offered, read_file, usage
-from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
+from growprune.errors import ElsewhereError, EndedError, GrowpruneError, StoppedError, told
 
 if TYPE_CHECKING:
     from growprune.paper.comparison import Comparison
@@ -46,19 +46,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON ins
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """The entry point: runs a command, turns what a user can cause into one line, exits."""
+    """Runs a command, turns what a user can cause into one line, exits."""
     command = typer.main.get_command(app)
     try:
         code = command.main(arguments, prog_name="growprune", standalone_mode=False)
     except REFUSED as error:
         fail(usage(error))
+    except EndedError as ended:
+        code = 128 + ended.signal
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except Exception as error:
         if (line := told(error)) is None:
             raise
         fail(line)
-    if code == 130 and heard():
+    if code in (130, 143) and heard():
         print("growprune: interrupted", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -36,6 +36,14 @@ class StoppedError(BaseException):
         self.step, self.signal, self.at_once, self.lost = step, signal, at_once, lost
 
 
+class EndedError(BaseException):
+    """Someone ended the command, by this signal, where no run was going on."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"ended by signal {signal}")
+        self.signal = signal
+
+
 def told(error: BaseException) -> str | None:
     """What a user can do something about, in words; None for anything else, which is a defect of ours.
 

@@ -187,18 +187,7 @@ def filters(
 ) -> Groups:
     """Every class of tied channels that some layer makes is a unit, unless a rule above keeps it."""
     classes = found.components()
-    stays = torch.zeros(found.count, dtype=torch.bool)
-    stays[classes[FIXED]] = True
-    for (tensor, _), labels in found.labels.items():
-        if tensor in untouched or tensor in found.pinned:
-            stays[classes[labels]] = True
-            found.fixed.append((labels, untouched[tensor][1] if tensor in untouched else USED_WHOLE))
-    read = torch.zeros(found.count, dtype=torch.bool)
-    for key in found.read:
-        read[classes[found.labels[key]]] = True
-    if bool((unread := ~read[classes]).any()):
-        stays |= unread
-        found.fixed.append((unread.nonzero().flatten(), UNREAD))
+    stays = bound(found, classes, untouched)
     tied = torch.zeros(found.count, dtype=torch.bool)
     tied[tied_by_addition(found, classes)] = True
     if not coupled:
@@ -243,6 +232,22 @@ def filters(
         stays=whole,
         work=tuple((each.macs, unit_of[classes[each.labels]]) for each in found.work),
     )
+
+
+def bound(found: Trace, classes: Tensor, untouched: Mapping[str, tuple[str, str]]) -> Tensor:
+    """Classes that stay whatever is asked for; `found` notes why."""
+    stays, read = torch.zeros(found.count, dtype=torch.bool), torch.zeros(found.count, dtype=torch.bool)
+    stays[classes[FIXED]] = True
+    for (tensor, _), labels in found.labels.items():
+        if tensor in untouched or tensor in found.pinned:
+            stays[classes[labels]] = True
+            found.fixed.append((labels, untouched[tensor][1] if tensor in untouched else USED_WHOLE))
+    for key in found.read:
+        read[classes[found.labels[key]]] = True
+    if bool((unread := ~read[classes]).any()):
+        stays |= unread
+        found.fixed.append((unread.nonzero().flatten(), UNREAD))
+    return stays
 
 
 def why_by_choice(held_back: bool, tied: bool) -> str:

@@ -92,6 +92,14 @@ class Factors:
         values = self.values if scale is None else self.values * scale
         return [values[p.start : p.stop].view(p.shape) for p in self.parameters]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is bound to no optimizer, and its views are of its own buffer: pickle would not keep them so."""
+        return {**vars(self), "weights": [], "shares": {}, "flat": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.flat = self.views()
+
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def bind(self, optimizers: Mapping[torch.optim.Optimizer, bool], schedule: Schedule) -> float:

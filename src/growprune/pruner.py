@@ -5,8 +5,7 @@
     while not pruner.done: ...                # the loop as it was
     small = pruner.compact()
 
-All the state there is: the step (and those made past the end, and which of several optimizers have done it), the pruned
-units, the random generator, and of the ratio rule its running mean and where it ended pushing.
+All the state there is lies in its `State`; everything else follows from that and the arguments.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from growprune.penalty import Factors, Scope, normalizes
 from growprune.running import tensors
 from growprune.schedule import Ended, GReg1, GReg2, OneShot, Penalty, Phase, Schedule, plain
 from growprune.separation import Separation, StopRule
+from growprune.state import State
 
 OURS = GReg1, GReg2, OneShot, Ended
 
@@ -63,7 +63,6 @@ class Pruner:
         self.example_input = example_input
         self._asked = self.schedule = GReg1() if schedule is None else schedule
         self._gamma = 0.0
-        self._ended: int | None = None
         self.criterion = criteria.find(criterion)
         self.spec = _ratios.read(ratios)
         self.scope: Scope = scope
@@ -77,20 +76,15 @@ class Pruner:
         self.counts = _ratios.counts(self.spec, self.groups, self._shapes, multiple)
         if self.counts is not None and not any(self.counts) and self.schedule.total_steps:
             warn(f"nothing goes by ratios {self._amount()}: {self.schedule.total_steps:,} steps would push nothing")
-        self.step_count = 0
-        self._past = 0  # steps since it was done
-        self._generator = torch.Generator().manual_seed(int(seed))
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._turns = attached.Turns()
         self._hooks: list[Any] = []
-        stop = getattr(self._asked, "stop_ratio", None)
-        self._rule = None if stop is None else StopRule(stop)
         device = next(self.model.parameters()).device
         self._rows = criteria.Rows(self.groups, device)
         self._losing = self._may_lose()
         self._active = self._units_of(self._losing).to(device)
-        self._pruned = self._active.clone()
-        self._picked = False
+        stop = getattr(self._asked, "stop_ratio", None)
+        rule = None if stop is None else StopRule(stop)
+        self._state = State(self._active.clone(), torch.Generator().manual_seed(int(seed)), rule)
         self._factors = Factors(self.model, self.groups, scope, self._active)
         if self.schedule.pick_step == 0:
             self._pick()
@@ -118,8 +112,8 @@ class Pruner:
 
     def _try_plan(self) -> None:
         """Cut as many units as the plan says, on trial: better refused now than after the last step."""
-        pruned = self._pruned
-        if not self._picked:  # any so many
+        pruned = self._state.pruned
+        if not self._state.picked:  # any so many
             counts = dict(zip(self.groups.layers, self.counts, strict=True)) if self.counts else {}
             pruned = criteria.least(torch.zeros(self.groups.units, device=pruned.device), counts)
         model = proof.stirred(self.model, self.groups)
@@ -127,7 +121,7 @@ class Pruner:
         proof.prove(model, small, self.groups, pruned, self.example_input)
 
     def __repr__(self) -> str:
-        units, every = int(self._pruned.sum()) if self._picked else "?", self.groups.units
+        units, every = int(self._state.pruned.sum()) if self._state.picked else "?", self.groups.units
         what = "filters" if self.groups.granularity == "filter" else "weights"
         layers = f"{len(self._losing)} layer{'s' * (len(self._losing) != 1)}"
         return (
@@ -136,6 +130,11 @@ class Pruner:
         )
 
     # -- what a loop asks ----------------------------------------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """How many optimizer steps it has counted."""
+        return self._state.step
 
     @property
     def total_steps(self) -> int:
@@ -160,7 +159,7 @@ class Pruner:
         """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
         picked, all stay. What is tied to a layer (a depthwise convolution; other layers, if `coupled`) goes with it."""
         self._follow_device()
-        keep = ~self._pruned if self._picked else torch.ones_like(self._pruned)
+        keep = ~self._state.pruned if self._state.picked else torch.ones_like(self._state.pruned)
         result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}
         if self.groups.granularity == "weight":
             for s in self.groups.slices:
@@ -218,10 +217,10 @@ class Pruner:
         for each in self._optimizers:
             attached.forget(each, self)
         self._hooks, self._optimizers = [], []
-        self._turns.stepped.clear()
+        self._state.turns.stepped.clear()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        if self._turns.begins(self._optimizers.index(optimizer)):
+        if self._state.turns.begins(self._optimizers.index(optimizer)):
             self.advance()
         if self.done:
             return None
@@ -231,7 +230,7 @@ class Pruner:
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return
-        if self._turns.ends(self._optimizers.index(optimizer), len(self._optimizers)):
+        if self._state.turns.ends(self._optimizers.index(optimizer), len(self._optimizers)):
             self.advance()
 
     def advance(self) -> None:
@@ -241,12 +240,12 @@ class Pruner:
         Nothing here waits for the device.
         """
         if self.done:
-            self._past += 1
+            self._state.past += 1
             return
         self._follow_device()
         before = self.penalty()
-        self.step_count += 1
-        picks = not self._picked and self.step_count >= self.schedule.pick_step
+        self._state.step += 1
+        picks = not self._state.picked and self.step_count >= self.schedule.pick_step
         if picks:
             self._pick()
         self._watch_ratio()
@@ -258,18 +257,17 @@ class Pruner:
         schedule = self._asked
         if isinstance(schedule, GReg2) and schedule.gamma is None:
             schedule = replace(schedule, gamma=self._gamma)
-        if self._ended is not None and isinstance(schedule, (GReg1, GReg2)):
-            schedule = Ended(form=schedule.form, pushing=schedule, end=self._ended)
+        if self._state.ended is not None and isinstance(schedule, (GReg1, GReg2)):
+            schedule = Ended(form=schedule.form, pushing=schedule, end=self._state.ended)
         self.schedule = schedule
         self._refresh()
 
     def _follow_device(self) -> None:
         """The model may have moved since the pruner was made."""
         device = next(self.model.parameters()).device
-        if self._pruned.device != device:
-            self._active, self._pruned = self._active.to(device), self._pruned.to(device)
-            if self._rule is not None and self._rule.ratio is not None:
-                self._rule.load(self._rule.ratio.to(device))
+        if self._active.device != device:
+            self._active = self._active.to(device)
+            self._state.to(device)
             self._factors.to(device)
             self._rows = criteria.Rows(self.groups, device)
 
@@ -293,25 +291,27 @@ class Pruner:
     @torch.no_grad()
     def _pick(self) -> None:
         """Set S^p by the criterion: in each layer the least scores go (Algorithm 1, lines 4 and 8)."""
+        state, counts = self._state, self.counts or ()
         scores = criteria.scores(
-            self.groups, self.model, self.example_input, self.criterion, self._generator, self._rows
+            self.groups, self.model, self.example_input, self.criterion, state.generator, self._rows
         )
         if isinstance(self.spec, _ratios.Global):
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
-            self._pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio, self.multiple))
-            if self.multiple > 1 and self.spec.ratio > 0 and not bool(self._pruned.any()):
+            state.pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio, self.multiple))
+            if self.multiple > 1 and self.spec.ratio > 0 and not bool(state.pruned.any()):
                 raise _ratios.unmoved(self.multiple)
         else:
-            self._pruned.copy_(criteria.least(scores, dict(zip(self.groups.layers, self.counts or (), strict=True))))
-        self._picked = True
+            state.pruned.copy_(criteria.least(scores, dict(zip(self.groups.layers, counts, strict=True))))
+        state.picked = True
         self._take_up()
 
     def _take_up(self) -> None:
         """What was picked is pushed from now on; layers that lose nothing are left alone altogether."""
-        pruned = self._pruned.cpu()  # before the pick: all that may go
-        self._losing = [layer for layer in self._may_lose() if bool(pruned[layer.start : layer.stop].any())]
-        self._active = self._units_of(self._losing).to(self._pruned.device)
-        self._factors.set_pruned(self._pruned, self._active)
+        pruned = self._state.pruned
+        there = pruned.cpu()  # before the pick: all that may go
+        self._losing = [layer for layer in self._may_lose() if bool(there[layer.start : layer.stop].any())]
+        self._active = self._units_of(self._losing).to(pruned.device)
+        self._factors.set_pruned(pruned, self._active)
 
     # -- magnitudes ----------------------------------------------------------------------------------------------
 
@@ -319,17 +319,17 @@ class Pruner:
     def separation(self) -> dict[str, Separation]:
         """How far kept and pruned units have come apart, by layer that loses some; computed on the device."""
         self._follow_device()
-        return separation.of(self._losing, self._rows, tensors(self.model), self._pruned)
+        return separation.of(self._losing, self._rows, tensors(self.model), self._state.pruned)
 
     def _watch_ratio(self) -> None:
         """Every Ku steps: may pushing end already?"""
         schedule = self.schedule
-        if self._rule is None or not isinstance(schedule, (GReg1, GReg2)) or self.phase is not Phase.PUSH:
+        if self._state.rule is None or not isinstance(schedule, (GReg1, GReg2)) or self.phase is not Phase.PUSH:
             return
-        if self.step_count % schedule.ku or not self._picked or not self._losing:
+        if self.step_count % schedule.ku or not self._state.picked or not self._losing:
             return
-        if self._rule.ends(self.separation):
-            self._ended = self.step_count
+        if self._state.rule.ends(self.separation):
+            self._state.ended = self.step_count
             self._settle()
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ class Pruner:
         on. `fixed_norm`: batch norm was in eval mode while filters were pushed, so what they send onward is another.
         """
         checks.not_for_inference("compact")
-        if not self._picked:
+        if not self._state.picked:
             raise GrowpruneError(
                 f"nothing is picked yet: {type(self._asked).__name__} picks at step {self.schedule.pick_step}, this is "
                 f"step {self.step_count}"
@@ -362,20 +362,21 @@ class Pruner:
         checks.weights(self.model)
         goes_on = not (self.done or self.groups.granularity == "weight" or {*optimizers} & {*self._optimizers})
         self._doubt(goes_on)
+        pruned = self._state.pruned
         if self.groups.granularity == "weight":
-            removal.hold(self.model, self.groups, self._pruned)
+            removal.hold(self.model, self.groups, pruned)
             for each in (*optimizers, *self._optimizers):
                 holding.after_any_step(each, (), {})
             self.detach()
             return self.model
-        small = removal.cut(self.model, self.groups, self._pruned)
-        proof.prove(self.model, small, self.groups, self._pruned, self.example_input)
+        small = removal.cut(self.model, self.groups, pruned)
+        proof.prove(self.model, small, self.groups, pruned, self.example_input)
         if fold:
-            fold_in(self.model, small, self.groups, self._pruned, self.example_input, fixed_norm)
+            fold_in(self.model, small, self.groups, pruned, self.example_input, fixed_norm)
         if calibrate is not None:
             removal.calibrate(small, calibrate)
         if optimizers:
-            removal.follow(optimizers, self.model, small, self.groups, self._pruned)
+            removal.follow(optimizers, self.model, small, self.groups, pruned)
             checks.left_out(small, optimizers)
             attached.watch_idle(optimizers, small, attached.STILL_LARGE)
         if goes_on:
@@ -395,51 +396,28 @@ class Pruner:
                 f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet is cut off "
                 f"all the same{more}"
             )
-        elif self.total_steps and (why := separation.doubtful(self.separation(), self.total_steps, self._past)):
+        elif self.total_steps and (why := separation.doubtful(self.separation(), self.total_steps, self._state.past)):
             warn(f"compact: {why}")
 
     # -- stopping and going on -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, to go on bit for bit in a fresh Pruner of the same arguments."""
-        return {
-            "plan": self._plan(),
-            "step": self.step_count,
-            "past": self._past,
-            "turn": sorted(self._turns.stepped),
-            "picked": self._picked,
-            "pruned": self._pruned.cpu().clone(),
-            "ended": self._ended,
-            "ratio": None if self._rule is None or self._rule.ratio is None else self._rule.ratio.cpu().clone(),
-            "generator": self._generator.get_state(),
-        }
+        return self._state.saved(self._plan())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; a state of another network or plan is refused, nothing changed."""
-        checks.state(state, self.groups.units)
-        for key, mine in self._plan().items():
-            if state["plan"].get(key) != mine:
-                raise GrowpruneError(
-                    f"the state is of another plan: its {key} is "
-                    f"{checks.short(state['plan'].get(key))}, here it is {checks.short(mine)}"
-                )
-        if state["step"] > self._asked.total_steps:
-            raise GrowpruneError(f"the state is at step {state['step']}, the plan has {self._asked.total_steps}")
-        device = self._pruned.device
-        self.step_count, self._picked = int(state["step"]), bool(state["picked"])
-        self._past = int(state.get("past", 0))  # older states do not know it, nor the turn
-        self._turns.stepped = {*state.get("turn", ())}
-        self._pruned.copy_(state["pruned"])
-        self._generator.set_state(state["generator"])
-        self._ended = state["ended"]
-        if self._rule is not None:
-            self._rule.load(None if state["ratio"] is None else state["ratio"].to(device))
+        self._state.load(state, self._plan(), self._asked.total_steps)
         self._take_up()
         self._settle()
 
     def _amount(self) -> str:
         whole = f", in multiples of {self.multiple}" if self.multiple > 1 else ""
         return _ratios.write(self.spec) + whole
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, by deepcopy or by pickle, is as far as this one and attached to nothing."""
+        return {**vars(self), "_optimizers": [], "_hooks": []}
 
     def _plan(self) -> dict[str, Any]:
         """What must agree for a state to fit: the layers and what they lose, and the schedule as it was asked for."""

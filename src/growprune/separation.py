@@ -96,6 +96,13 @@ class StopRule:
         self.ratio = ratio
         self.verdict = None if ratio is None else later((ratio > self.bound).all())
 
+    def __getstate__(self) -> tuple[float, Tensor | None]:
+        return self.bound, self.ratio  # a verdict that is on its way cannot be pickled
+
+    def __setstate__(self, state: tuple[float, Tensor | None]) -> None:
+        self.bound, ratio = state
+        self.load(ratio)
+
 
 def later(flag: Tensor) -> Callable[[], bool]:
     """A flag on its way from the device: asked for much later, it has long arrived, and nobody waits."""

@@ -1,0 +1,95 @@
+"""All the state that a pruner has, in one place: what it saves, and whether what is loaded fits.
+
+Everything else it is made of follows from its arguments; what of these must agree is the state's `plan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from growprune.attached import Turns
+from growprune.checks import short
+from growprune.errors import GrowpruneError
+from growprune.schedule import is_whole
+from growprune.separation import StopRule
+
+
+@dataclass
+class State:
+    """Where a pruner stands."""
+
+    pruned: Tensor  # by unit: does it go? before the pick, all that may
+    generator: torch.Generator
+    rule: StopRule | None
+    step: int = 0
+    past: int = 0  # steps since it was done
+    turns: Turns = field(default_factory=Turns)
+    picked: bool = False
+    ended: int | None = None  # the step at which the ratio rule ended pushing
+
+    def to(self, device: torch.device) -> None:
+        self.pruned = self.pruned.to(device)
+        if self.rule is not None and self.rule.ratio is not None:
+            self.rule.load(self.rule.ratio.to(device))
+
+    def saved(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """In a dict of plain values and tensors, which `load` goes on from."""
+        return {
+            "plan": plan,
+            "step": self.step,
+            "past": self.past,
+            "turn": sorted(self.turns.stepped),
+            "picked": self.picked,
+            "pruned": self.pruned.cpu().clone(),
+            "ended": self.ended,
+            "ratio": None if self.rule is None or self.rule.ratio is None else self.rule.ratio.cpu().clone(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load(self, saved: dict[str, Any], plan: dict[str, Any], total_steps: int) -> None:
+        """What was saved, if it is whole and of this plan; else it is refused, nothing changed."""
+        whole(saved, len(self.pruned))
+        for key, mine in plan.items():
+            if saved["plan"].get(key) != mine:
+                raise GrowpruneError(
+                    f"the state is of another plan: its {key} is {short(saved['plan'].get(key))}, here it is "
+                    f"{short(mine)}"
+                )
+        if saved["step"] > total_steps:
+            raise GrowpruneError(f"the state is at step {saved['step']}, the plan has {total_steps}")
+        self.step, self.picked, self.ended = int(saved["step"]), bool(saved["picked"]), saved["ended"]
+        self.past = int(saved.get("past", 0))  # older states do not know it, nor the turn
+        self.turns.stepped = {*saved.get("turn", ())}
+        self.pruned.copy_(saved["pruned"])
+        self.generator.set_state(saved["generator"])
+        if self.rule is not None:
+            self.rule.load(None if saved["ratio"] is None else saved["ratio"].to(self.pruned.device))
+
+
+def whole(given: Any, units: int) -> None:
+    """Is this a pruner's state, whole and of the right kind?"""
+    kinds: dict[str, Any] = {
+        "plan": dict, "step": int, "picked": bool, "pruned": Tensor, "ended": (int, type(None)),
+        "ratio": (Tensor, type(None)), "generator": Tensor,
+    }  # fmt: skip
+    if not isinstance(given, dict):
+        raise GrowpruneError(f"this is not a pruner's state: need a dict, not {type(given).__name__}")
+    for key, kind in kinds.items():
+        if key not in given or not isinstance(given[key], kind):
+            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given.get(key, 'missing'))}")
+    past = given.get("past", 0)  # older states do not know it
+    for key, value in (("step", given["step"]), ("past", past)):
+        if not is_whole(value) or value < 0:
+            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
+    if not isinstance(given.get("turn", []), list):
+        raise GrowpruneError(f"this is not a pruner's state: its 'turn' is {short(given['turn'])}")
+    generator = torch.Generator().get_state()
+    for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
+        if given[key].shape != shape or given[key].dtype != kind:
+            raise GrowpruneError(
+                f"this is not a pruner's state: its '{key}' is {tuple(given[key].shape)}, not {tuple(shape)}"
+            )
