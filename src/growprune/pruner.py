@@ -127,7 +127,8 @@ class Pruner:
         proof.prove(model, small, self.groups, pruned, self.example_input)
 
     def __repr__(self) -> str:
-        units, every = int(self._pruned.sum()) if self._picked else "?", self.groups.units
+        filters = self.groups.filters()
+        units, every = int(filters[self._pruned.cpu()].sum()) if self._picked else "?", int(filters.sum())
         what = "filters" if self.groups.granularity == "filter" else "weights"
         layers = f"{len(self._losing)} layer{'s' * (len(self._losing) != 1)}"
         return (
@@ -158,7 +159,8 @@ class Pruner:
 
     def masks(self) -> dict[str, Tensor]:
         """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
-        picked, all stay. What is tied to a layer (a depthwise convolution; other layers, if `coupled`) goes with it."""
+        picked, all stay. What is tied to a layer (a depthwise convolution; other layers, if `coupled`) goes with it.
+        A unit is one filter, or those that go together only, as a group norm's group does: `widths` counts filters."""
         self._follow_device()
         keep = ~self._pruned if self._picked else torch.ones_like(self._pruned)
         result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}
@@ -167,6 +169,12 @@ class Pruner:
                 name = groups.layer_name(s.tensor)
                 result[name] = result[name].view(s.units.shape)
         return result
+
+    def widths(self) -> dict[str, list[int]]:
+        """By layer, how many filters (or single weights) it has, and how many of them stay."""
+        filters, masks = self.groups.filters(), self.masks()
+        units = {layer.name: filters[layer.start : layer.stop] for layer in self.groups.layers}
+        return {name: [int(own.sum()), int(own[masks[name].flatten().cpu()].sum())] for name, own in units.items()}
 
     # -- in the loop ---------------------------------------------------------------------------------------------
 
@@ -297,8 +305,10 @@ class Pruner:
             self.groups, self.model, self.example_input, self.criterion, self._generator, self._rows
         )
         if isinstance(self.spec, _ratios.Global):
+            filters, multiples = self.groups.filters(), self.groups.multiples(self.multiple)
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
-            self._pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio, self.multiple))
+            scores = scores / filters.to(scores.device) if self.criterion.adds else scores
+            self._pruned.copy_(criteria.least_of_all(scores, filters, spared, self.spec.ratio, multiples))
             if self.multiple > 1 and self.spec.ratio > 0 and not bool(self._pruned.any()):
                 raise _ratios.unmoved(self.multiple)
         else:
