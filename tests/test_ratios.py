@@ -183,9 +183,9 @@ def test_numbers_from_numpy_are_numbers() -> None:
         ({"layer1.0.conv1": None}, ("None",)),
         ({"layer1.0.con1": 0.5}, ("'layer1.0.con1'", "did you mean 'layer1.0.conv1'?")),
         ({"layer1.0.con1": 0.0}, ("'layer1.0.con1'", "did you mean 'layer1.0.conv1'?")),
-        ({"layer1.0.conv2": 0.5}, ("'layer1.0.conv2'", "coupled=True")),
+        ({"layer1.0.conv2": 0.5}, ("'layer1.0.conv2'", "the option coupled")),
         ({"layer1.0.conv1": 1.5}, ("1.5",)),
-        ("[2:0.5]", ("'layer1.0.conv2'", "coupled=True")),
+        ("[2:0.5]", ("'layer1.0.conv2'", "the option coupled")),
         ("[0.5, 0.5, 0.5, 0.5]", ("stem",)),
         (gp.Global(1.0), ("1.0",)),
         (gp.Global(0.5, 1.5), ("at_most", "1.5")),
@@ -211,7 +211,7 @@ def test_refusals_that_depend_on_the_network() -> None:
     example, net = batch((2, 2, 6, 6), 3)[0], TwoConvs().double()
     refused(lambda: plan("[0, 0.5]", net, example), "no residual stages", "[0.0, 0.5]")
     refused(lambda: plan(gp.Speedup(1.5, per="stage"), net, example), "stage")
-    refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "Speedup", "filter")
+    refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "a speed-up is for granularity filter")
     refused(lambda: plan({"fc": 0.5}, net, example), "'fc'")
 
 

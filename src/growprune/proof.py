@@ -186,18 +186,19 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
                 f"the model itself fails on the example: {line(own)}; has it, or its precision, changed?"
             ) from own
         raise GrowpruneError(
-            f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
+            f"the smaller network fails on the example: {line(failure)}; name the layer in the option ignore"
         ) from failure
     if (failed := untrainable(small, model, example_input)) is not None:
         raise GrowpruneError(
-            f"the smaller network fails on the example in training mode: {line(failed)}; name the layer in ignore="
+            f"the smaller network fails on the example in training mode: {line(failed)}; name the layer in the option "
+            "ignore"
         ) from failed
     if error is not None:
         steady(model, example_input)
         seen = "in the shapes of its output" if error == math.inf else f"by {error:.1e} of an output's largest number"
         raise GrowpruneError(
             f"the smaller network strays from the masked one {seen}: its forward must depend on a width, then name "
-            f"that layer in ignore=; {OR_SELECTS}"
+            f"that layer in the option ignore; {OR_SELECTS}"
         )
 
 
@@ -266,7 +267,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
     together = reason([layer for layer in found.layers if layer.name not in failing])
     if together is not None:
         raise GrowpruneError(
-            f"no layer fails alone, but together: {together}; name some of them in ignore=; {OR_SELECTS}"
+            f"no layer fails alone, but together: {together}; name some of them in the option ignore; {OR_SELECTS}"
         )
     shown = ", ".join(f"'{name}' ({why})" for name, why in list(failing.items())[:3])
     warnings.warn(f"{len(failing)} layers stay: the model's own code fails without them: {shown}", stacklevel=3)

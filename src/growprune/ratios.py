@@ -234,7 +234,7 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
     if spares and all(layer.stem for layer in groups.layers):
         raise GrowpruneError(
             f"ratios: {write(spec)} spares what reads the model's input, and that do all layers here, as "
-            f"'{groups.layers[0].name}': give ratios by name"
+            f"'{groups.layers[0].name}': give ratios in a list or by name"
         )
     multiples = groups.multiples(multiple)
     if isinstance(spec, Global):

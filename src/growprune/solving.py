@@ -66,7 +66,7 @@ def solve(times: float, by_stage: bool, groups: Groups, sizes: Mapping[str, torc
     """Remove filters one by one (or from one multiple to the next), always where the layer's ratio lags most, until the
     MACs are as asked."""
     if groups.granularity != "filter":
-        raise GrowpruneError("ratios: Speedup needs granularity='filter': zero weights alone save no MACs")
+        raise GrowpruneError("ratios: a speed-up is for granularity filter: zero weights alone save no MACs")
     pace = torch.ones(len(groups.layers), dtype=torch.double)
     if by_stage:
         if groups.stages < 2:
