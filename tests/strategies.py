@@ -17,6 +17,9 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+DEAD = "ignore:the model puts out the same on the example:UserWarning"
+"""For networks so small that one may be dead: none of its filters shows."""
+
 Spread = Callable[[Tensor], Tensor]
 
 

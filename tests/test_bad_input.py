@@ -112,7 +112,7 @@ def test_unknown_layer_names_suggest_the_nearest() -> None:
 
 
 def test_a_named_layer_that_cannot_go_alone_says_why() -> None:
-    refused("'conv3'", "coupled=True", ratios={"conv3": 0.5})
+    refused("'conv3'", "the option coupled", ratios={"conv3": 0.5})
     refused("'fc'", "it makes what the model returns", ratios={"fc": 0.5})
     refused("'1.0.0'", "it is ignored", model=backbone(2), ratios={"1.0.0": 0.5}, ignore=["1.0.0"])
     refused("'conv3'", "go with those of 'conv1':", ratios={"conv3": 0.5}, coupled=True)
@@ -631,7 +631,7 @@ def test_frozen_after_the_pruner_was_made() -> None:
     pruner = gp.Pruner(model, X)
     model.conv2.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    error(lambda: pruner.attach(optimizer), "'conv2.weight' is frozen", "ignore=['conv2']")
+    error(lambda: pruner.attach(optimizer), "'conv2.weight' is frozen", "name 'conv2' in the option ignore")
     model.conv2.requires_grad_(True)
     pruner.attach(optimizer)
 
@@ -639,10 +639,10 @@ def test_frozen_after_the_pruner_was_made() -> None:
 def test_what_only_the_path_scope_pushes_may_be_frozen() -> None:
     model = Net()
     model.conv3.requires_grad_(False)  # it reads what conv2 makes
-    refused("'conv3.weight' is frozen", "scope='filter'", model=model, scope="path")
+    refused("'conv3.weight' is frozen", "take scope filter", model=model, scope="path")
     gp.Pruner(model, X, scope="filter")
     model.conv2.weight.requires_grad_(False)
-    refused("2 tensors are frozen", "ignore=['conv2', 'conv3']", model=model, scope="path")
+    refused("2 tensors are frozen", "name 'conv2', 'conv3' in the option ignore", model=model, scope="path")
 
 
 def backbone(blocks: int) -> nn.Module:
@@ -654,15 +654,15 @@ def backbone(blocks: int) -> nn.Module:
 def test_frozen_parameters_are_named_all_at_once() -> None:
     model = backbone(3)
     model[1].requires_grad_(False)
-    refused("6 tensors are frozen", "ignore=['1']", model=model)
+    refused("6 tensors are frozen", "name '1' in the option ignore", model=model)
     model[1][2].requires_grad_(True)
-    refused("4 tensors are frozen", "ignore=['1.0', '1.1']", model=model)
+    refused("4 tensors are frozen", "name '1.0', '1.1' in the option ignore", model=model)
     left = gp.Pruner(model, X, ignore=["1.0", "1.1"])
     assert list(left.masks()) == ["1.2.0", "1.2.2"]
     many = backbone(6)
     for block in many[1]:
         block[0].requires_grad_(False)
-    refused("ignore=['1.0.0', '1.1.0', '1.2.0'] and 3 more", model=many)
+    refused("name '1.0.0', '1.1.0', '1.2.0' and 3 more in the option ignore", model=many)
     refused("the whole model is frozen", model=backbone(1).requires_grad_(False))
     assert gp.Pruner(many, X, schedule=gp.OneShot()).compact()[1][0][0].out_channels == 2
 

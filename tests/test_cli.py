@@ -1146,6 +1146,36 @@ def test_measure_plans_in_multiples() -> None:
     assert (code, err.count("\n"), err.startswith("growprune: multiple: no layer loses any filter")) == (2, 1, True)
 
 
+def tied() -> nn.Module:
+    """What two layers make is added."""
+    return TiedByAddition()
+
+
+class TiedByAddition(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.other, self.last = (
+            nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.stem(x)
+        out: torch.Tensor = self.last(torch.relu(self.one(h) + self.other(h)))
+        return out
+
+
+@pytest.mark.parametrize(
+    "asked", ["--ratios 0.5", "--ratios [1:0.5]", "--speedup 2", "--ratios 0.5 --ignore one", "--ratios 0.5 --coupled"]
+)
+def test_measure_names_options_as_the_command_line_does(asked: str) -> None:
+    """Whatever way out is told, it is none in Python."""
+    *said, err = growprune_says("measure", "--model", "test_cli:tied", "--input", "3x4x4", *asked.split())
+    told = str(said) + err
+    assert ("the option coupled" in told) == (asked.split()[-1] not in ("one", "--coupled"))
+    for python in ("=True", "Global(", "Speedup(", "ignore=", "='"):
+        assert python not in told
+
+
 def test_measure_leaves_the_random_numbers_alone() -> None:
     """Which weights are drawn cannot change a plan: two calls say the same."""
     arguments = ("measure", "--model", "resnet20", "--ratios", "0.5", "--json")

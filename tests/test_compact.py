@@ -25,11 +25,18 @@ from growprune.compact import calibrate
 from growprune.models import create
 from growprune.paper import table1
 from growprune.paper.setting import Base
-from strategies import Case, Links, Words, cases, conv, networks, randomize
+from strategies import DEAD, Case, Links, Words, cases, conv, networks, randomize
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-law = settings(deadline=None, max_examples=60, suppress_health_check=SLOW)
 ratios = st.sampled_from([0.2, 0.5, 0.8])
+
+
+def law(test: Any) -> Any:
+    """Of whatever network."""
+    many = settings(deadline=None, max_examples=60, suppress_health_check=SLOW)
+    return pytest.mark.filterwarnings(DEAD)(many(test))
+
+
 SHORT = gp.GReg1(delta_lambda=0.5, ku=1, ks=1)
 IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -165,6 +172,7 @@ def test_folding_moves_biases_and_running_means_only(case: Case, ratio: float, c
             assert torch.equal(folded[name], value), name
 
 
+@pytest.mark.filterwarnings(DEAD)
 @settings(deadline=None, max_examples=20, suppress_health_check=SLOW)
 @given(networks(most=2), st.sampled_from([torch.bfloat16, torch.float64]))
 def test_other_number_formats(case: Case, dtype: torch.dtype) -> None:
@@ -804,7 +812,7 @@ class Counting(nn.Sequential):
 
 def test_layers_that_fail_together_but_none_alone_are_told_so() -> None:
     with pytest.raises(
-        gp.GrowpruneError, match=r"no layer fails alone, but together: .* ignore=; or, if the model sorts"
+        gp.GrowpruneError, match=r"no layer fails alone, but together: .* the option ignore; or, if the model sorts"
     ):
         gp.Pruner(Counting(), IMAGE)
     assert set(gp.Pruner(Counting(), IMAGE, schedule=gp.OneShot(), ratios=0.1, ignore=["1"]).masks()) == {"2"}
@@ -1617,7 +1625,7 @@ def base(name: str, classes: int, side: int) -> tuple[nn.Module, gp.Measurement]
 
 @cache
 def pruned(name: str, classes: int, side: int, ratios: Any, ignore: tuple[str, ...] = ()) -> gp.Measurement:
-    x = torch.zeros(1, 3, side, side)
+    x = torch.ones(1, 3, side, side)
     pruner = gp.Pruner(base(name, classes, side)[0], x, schedule=gp.OneShot(), ratios=ratios, ignore=ignore)
     return gp.measure(pruner.compact(fold=False), x)
 

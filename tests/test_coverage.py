@@ -56,7 +56,7 @@ def test_family_is_pruned_and_proved(name: str) -> None:
     stays = {layer for layer, why in pruner.stays.items() if why != UNREACHED}  # Inception's other head: few pixels
     assert losing | stays == set(pruner.groups.order)
     coupled = build(model, x, coupled=True)
-    promised = {name for name, why in pruner.stays.items() if "coupled=True" in why}
+    promised = {name for name, why in pruner.stays.items() if "the option coupled" in why}
     assert promised <= {layer_name(s.tensor) for s in coupled.of_role("filter")}
     small = pruner.compact()
     assert type(small) is type(model)
@@ -259,7 +259,7 @@ def test_layers_that_stay_whole_say_why() -> None:
     pruner = gp.Pruner(model, x, gp.OneShot(), ignore=["kept"])
     assert [layer.name for layer in pruner.groups.layers] == ["inner", "free"]
     assert pruner.stays == {
-        "stem": "it reads the input, and goes only by ratios in a list or by name, or Global(stem=True)",
+        "stem": "it reads the input, and goes only by ratios in a list or by name, or a global one with the stem",
         "depthwise": "it is tied to a layer that stays",
         "stream": "what is ignored belongs to it, or reads it",
         "again": "what is ignored belongs to it, or reads it",
@@ -268,7 +268,7 @@ def test_layers_that_stay_whole_say_why() -> None:
         "padded": "it is added to what no layer makes",
         "head": "it makes what the model returns",
     }
-    tied = "it is added to what other layers make, and goes only with coupled=True"
+    tied = "it is added to what other layers make, and goes only with the option coupled"
     free = gp.Pruner(model, x, gp.OneShot())
     assert {name for name, why in free.stays.items() if why == tied} == {"stream", "again"}
     padded = gp.Pruner(create("resnet20", 10), torch.randn(1, 3, 32, 32), gp.OneShot())  # half of a shortcut is zeros
@@ -297,7 +297,9 @@ class Pretrained(nn.Module):
 
 def test_a_layer_that_the_example_does_not_reach_is_told() -> None:
     model, x = Pretrained(12), torch.randn(2, 6)
-    with pytest.warns(UserWarning, match=r"not reach 'project.0', .* as many channels as 'b' makes: .* 'b' in ignore="):
+    with pytest.warns(
+        UserWarning, match=r"not reach 'project.0', .* as many channels as 'b' makes: .* 'b' in the option ignore"
+    ):
         pruner = gp.Pruner(model, x, gp.OneShot())
     assert pruner.stays["project.0"] == "the example does not reach it"
     assert pruner.groups.order == ("a", "c", "b", "head")

@@ -596,6 +596,14 @@ def test_what_images_are_scaled_by_is_not_measured_where_it_is_given(
     assert len(measured) == 2
 
 
+def test_the_example_is_the_same_noise_each_time() -> None:
+    """On zeros a network without biases would show nothing of its filters, and removing some would be no proof."""
+    images = Images(Train(model="x", data="digits", device="cpu"), "cpu", World())
+    assert images.example().shape == (1, 1, 8, 8)
+    assert float(images.example().std()) > 0.5
+    assert torch.equal(images.example(), images.example())
+
+
 def test_a_constant_channel_has_no_deviation() -> None:
     found = in_memory(np.full((4, 8, 8, 1), 51, np.uint8))
     assert (found.mean, found.std) == ((0.2,), (1.0,))

@@ -26,7 +26,7 @@ def prepared(schedule: gp.Schedule, scope: str = "filter", granularity: str = "f
     net = models.create("resnet20").cuda()
     pruner = gp.Pruner(
         net,
-        torch.zeros(1, 3, 32, 32, device="cuda"),
+        torch.ones(1, 3, 32, 32, device="cuda"),
         schedule,
         scope=scope,
         granularity=granularity,  # type: ignore[arg-type]
@@ -111,9 +111,9 @@ def test_the_same_units_go_on_both_devices(granularity: str) -> None:
     """CPU and GPU pick alike, and the compacted network on the GPU is proved there."""
     net, pruner = prepared(gp.OneShot(), granularity=granularity)
     masks = pruner.masks()
-    host = gp.Pruner(net.cpu(), torch.zeros(1, 3, 32, 32), gp.OneShot(), granularity=granularity)  # type: ignore[arg-type]
+    host = gp.Pruner(net.cpu(), torch.ones(1, 3, 32, 32), gp.OneShot(), granularity=granularity)  # type: ignore[arg-type]
     assert all(torch.equal(masks[layer].cpu(), mask) for layer, mask in host.masks().items())
-    small = gp.Pruner(net.cuda(), torch.zeros(1, 3, 32, 32).cuda(), gp.OneShot(), granularity=granularity).compact()  # type: ignore[arg-type]
+    small = gp.Pruner(net.cuda(), torch.ones(1, 3, 32, 32).cuda(), gp.OneShot(), granularity=granularity).compact()  # type: ignore[arg-type]
     assert {p.device.type for p in small.parameters()} == {"cuda"}
 
 
@@ -136,7 +136,7 @@ def test_a_proof_is_not_blurred_by_tf32() -> None:
 def test_the_model_may_move_after_the_pruner_is_made() -> None:
     """Made on the CPU, trained on the GPU: the penalty follows the weights, and the example too."""
     net = models.create("resnet20")
-    pruner = gp.Pruner(net, torch.zeros(1, 3, 32, 32), SHORT["greg2"])
+    pruner = gp.Pruner(net, torch.ones(1, 3, 32, 32), SHORT["greg2"])
     net.cuda()
     optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9)
     pruner.attach(optimizer)

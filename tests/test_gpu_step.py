@@ -198,7 +198,7 @@ def test_a_captured_step_is_the_eager_one(pictures: Path, kind: str) -> None:
     choice = Choice(kind, "contiguous") if kind in ("fp32", "ieee") else FAST
     for captured in (False, True):
         net, pruner = network(), None
-        example = torch.zeros(1, 3, 32, 32, device=DEVICE)
+        example = torch.ones(1, 3, 32, 32, device=DEVICE)
         if kind == "kernels":
             choice = Choice("bf16", "channels_last", kernels=ours(net))
         if kind == "penalty":
@@ -237,7 +237,7 @@ def test_a_capture_and_a_trial_leave_everything_as_it_was(pictures: Path) -> Non
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_replayed_step_waits_for_the_device(pictures: Path) -> None:
     net = network()
-    pruner = gp.Pruner(net, torch.zeros(1, 3, 32, 32, device=DEVICE), gp.GReg1(delta_lambda=0.1, ku=2, ks=50))
+    pruner = gp.Pruner(net, torch.ones(1, 3, 32, 32, device=DEVICE), gp.GReg1(delta_lambda=0.1, ku=2, ks=50))
     step = made(pictures, net)
     step.use(FAST)
     step.pruner = pruner
@@ -483,7 +483,7 @@ def test_a_pruned_network_trains_no_slower(pictures: Path) -> None:
             return choose(step, asked, 100, print)
 
     def pruned() -> nn.Module:
-        example = torch.zeros(1, 3, 32, 32, device=DEVICE)
+        example = torch.ones(1, 3, 32, 32, device=DEVICE)
         return gp.Pruner(network("resnet56"), example, gp.OneShot(), ratios=0.9).compact()
 
     whole, small = pace(lambda: network("resnet56")), pace(pruned)

@@ -39,7 +39,7 @@ from growprune.measurement import weight_sparsity
 from growprune.outcome import environment
 from growprune.paper import bars, cost, figure1, imagenet, ku, obd, random, table1, table2, table3, table4
 from growprune.paper.comparison import Comparison, bars_met, compared, done_so_far, lacking, publish, words
-from growprune.paper.grid import same_filters
+from growprune.paper.grid import markdown, same_filters
 from growprune.paper.imagenet import IMAGES
 from growprune.paper.reproduce import (
     BUSY,
@@ -1710,27 +1710,38 @@ def of(*values: float) -> Found:
 @pytest.mark.parametrize(
     ("verdict", "text", "met"),
     [
-        (bars.accuracy("", of(92.7), 93.0), "-0.30", True),
-        (bars.accuracy("", of(92.69), 93.0), "-0.31 ✗", False),
-        (bars.accuracy("", of(92.4, 93.4), 93.0), "-0.10", True),
+        (bars.accuracy("", of(92.7), 93.0), "−0.30", True),
+        (bars.accuracy("", of(92.69), 93.0), "−0.31 ✗", False),
+        (bars.accuracy("", of(92.4, 93.4), 93.0), "−0.10", True),
         (bars.accuracy("", of(), 93.0), "", None),
         (bars.gain("", of(90.0), of(91.0), 2.0), "0.50", True),
         (bars.gain("", of(90.0), of(90.99), 2.0), "0.49 ✗", False),
         (bars.gain("", of(90.0), of(90.0), 0.0001), "0.00 ✗", False),
         (bars.gain("", of(90.0), of(), 2.0), "", None),
-        (bars.order("", of(93.3), of(93.2)), "-0.10", True),
-        (bars.order("", of(93.3), of(93.19)), "-0.11 ✗", False),
+        (bars.order("", of(93.3), of(93.2)), "−0.10", True),
+        (bars.order("", of(93.3), of(93.19)), "−0.11 ✗", False),
         (bars.order("", of(), of(93.19)), "", None),
         (bars.gain("", of(90.0, 99.0), of(91.0), 2.0), "0.50", True),  # of the seed that both have
-        (bars.order("", of(93.3), of(93.2, 80.0)), "-0.10", True),
+        (bars.order("", of(93.3), of(93.2, 80.0)), "−0.10", True),
         (bars.above("", of(93.0), of(93.01)), "+0.01", True),
         (bars.above("", of(93.0), of(93.0, 99.0)), "+0.00 ✗", False),
         (bars.above("", of(93.0), of()), "", None),
-        (bars.accuracy("", Found(of(80.0).runs, "short"), 93.0), "-13.00", None),
+        (bars.accuracy("", Found(of(80.0).runs, "short"), 93.0), "−13.00", None),
     ],
 )
 def test_bars(verdict: bars.Verdict, text: str, met: bool | None) -> None:
     assert (verdict.text, verdict.met) == (text, met)
+    assert not verdict.value or math.isfinite(float(verdict.value))  # as a program reads it
+
+
+def test_what_people_read_has_one_minus_sign() -> None:
+    """In the tables of all that was run here and in the words under them."""
+    lab = Lab(REPOSITORY / "results" / "paper", "paper")
+    experiments = [paper.find(name, "imagenette") for name in paper.NAMES]
+    grids = [bars_met(lab, experiments), *(grid for each in experiments for grid in each.grids(lab.look))]
+    said = "\n".join(map(markdown, grids))
+    assert re.search(r"−\d", said)
+    assert not re.findall(r"(?<![\w.-])-\d+\.\d", said)
 
 
 def test_bars_are_asked_of_the_rows_they_are_for(tmp_path: Path) -> None:
@@ -1800,9 +1811,9 @@ def test_a_missed_bar_is_marked_where_it_is_meant() -> None:
 
     grid = compared_grid(table1.EXPERIMENT.grids(look)[0])
     assert list(line(grid, "gain here / gain paper").values())[1:] == ["", *["0.00 ✗"] * 4]
-    assert line(grid, "one-shot − paper")["0.95"] == "-2.79 ✗"
+    assert line(grid, "one-shot − paper")["0.95"] == "−2.79 ✗"
     other = compared_grid(obd.EXPERIMENT.grids(look)[0])
-    assert line(other, "GReg-1 − paper")["0.95"] == "-8.69"
+    assert line(other, "GReg-1 − paper")["0.95"] == "−8.69"
     assert line(other, "gain here / gain paper")["0.7"] == "0.00 ✗"
 
 
@@ -1877,7 +1888,7 @@ def test_the_document_is_made_from_results(shelf: Path, tmp_path: Path) -> None:
     assert "| GReg-1, here: last epoch | not run | not run | not run |" in long
     assert "(figures/figure1-resnet56-paper.png)" in long
     assert (tmp_path / "figures" / "figure1-resnet56-paper.png").read_bytes()[:4] == b"\x89PNG"
-    assert re.search(r"Missed: table1 resnet56-0.9 one-shot \(accuracy: -\d", long)
+    assert re.search(r"Missed: table1 resnet56-0.9 one-shot \(accuracy: −\d", long)
     assert read(shelf, "base-smoke-vgg19-cifar100")["sha256"][:16] in long
     assert tables("--check", *given) == 0
     document.write_text(text.replace(final, "89.49"))

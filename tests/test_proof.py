@@ -84,6 +84,39 @@ def test_an_output_of_no_numbers_proves_nothing_and_that_is_said() -> None:
         gp.Pruner(Counting(lambda z: z[:0]), X, gp.OneShot(), ratios={"b": 0.5})
 
 
+class Unbiased(nn.Module):
+    """Zeros come out where zeros go in."""
+
+    def __init__(self, zero: bool = False) -> None:
+        super().__init__()
+        self.a, self.b, self.o = (nn.Conv2d(*s, 3, padding=1, bias=False) for s in ((3, 8), (8, 8), (8, 2)))
+        if zero:  # as some heads begin
+            nn.init.zeros_(self.o.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.o(F.relu(self.b(F.relu(self.a(x)))))
+        return out
+
+
+def test_an_example_that_shows_no_filter_proves_nothing_and_that_is_said() -> None:
+    """Before the first step if there is one, and when filters are removed."""
+    zeros, said = torch.zeros(1, 3, 6, 6), "the same on the example without any of its filters"
+    pruner = gp.Pruner(Unbiased(), zeros, gp.OneShot())
+    with pytest.warns(UserWarning, match=said):
+        pruner.compact()
+    with pytest.warns(UserWarning, match=said) as heard:
+        gp.Pruner(Unbiased(), zeros, gp.GReg1())
+    assert heard[0].filename == __file__
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_one_that_shows_some_is_no_matter_of_words(zero: bool) -> None:
+    """Nor is it a head that has not begun to train; zeros show what a bias comes to."""
+    gp.Pruner(Unbiased(zero), torch.randn(1, 3, 6, 6), gp.OneShot()).compact()
+    biased = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 1))
+    gp.Pruner(biased, torch.zeros(1, 3, 6, 6), gp.OneShot()).compact()
+
+
 def test_every_output_counts_by_its_own_size() -> None:
     large, small = torch.full((3,), 1e4, dtype=torch.double), torch.ones(2, dtype=torch.double)
     assert apart([large, small * 1.5], [large, small]) == 0.5

@@ -20,7 +20,7 @@ from growprune.models import VGG, CifarResNet
 from growprune.ratios import ByName, Ranges, Ratios, Spec, Stages, Uniform, pruned_of, read, write
 from nets import MLP, TwoConvs, batch, seeded
 
-SMALL = torch.zeros(1, 3, 8, 8)
+SMALL = torch.ones(1, 3, 8, 8)
 """An image for the small ResNets."""
 
 
@@ -183,9 +183,9 @@ def test_numbers_from_numpy_are_numbers() -> None:
         ({"layer1.0.conv1": None}, ("None",)),
         ({"layer1.0.con1": 0.5}, ("'layer1.0.con1'", "did you mean 'layer1.0.conv1'?")),
         ({"layer1.0.con1": 0.0}, ("'layer1.0.con1'", "did you mean 'layer1.0.conv1'?")),
-        ({"layer1.0.conv2": 0.5}, ("'layer1.0.conv2'", "coupled=True")),
+        ({"layer1.0.conv2": 0.5}, ("'layer1.0.conv2'", "the option coupled")),
         ({"layer1.0.conv1": 1.5}, ("1.5",)),
-        ("[2:0.5]", ("'layer1.0.conv2'", "coupled=True")),
+        ("[2:0.5]", ("'layer1.0.conv2'", "the option coupled")),
         ("[0.5, 0.5, 0.5, 0.5]", ("stem",)),
         (gp.Global(1.0), ("1.0",)),
         (gp.Global(0.5, 1.5), ("at_most", "1.5")),
@@ -211,7 +211,7 @@ def test_refusals_that_depend_on_the_network() -> None:
     example, net = batch((2, 2, 6, 6), 3)[0], TwoConvs().double()
     refused(lambda: plan("[0, 0.5]", net, example), "no residual stages", "[0.0, 0.5]")
     refused(lambda: plan(gp.Speedup(1.5, per="stage"), net, example), "stage")
-    refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "Speedup", "filter")
+    refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "a speed-up is for granularity filter")
     refused(lambda: plan({"fc": 0.5}, net, example), "'fc'")
 
 
@@ -460,6 +460,93 @@ def test_a_state_is_of_its_multiple() -> None:
     assert fresh(1).state_dict()["plan"]["ratios"] == "global 0.5"
 
 
+# Where several filters go together only.
+
+
+class Tied(nn.Module):
+    """One of its layers has a group norm: of its 64 filters eight go together. The other's go one by one."""
+
+    def __init__(self, groups: int = 8) -> None:
+        super().__init__()
+        self.stem, self.tied, self.norm = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 64, 1), nn.GroupNorm(groups, 64)
+        self.free, self.last = nn.Conv2d(64, 64, 1), nn.Conv2d(64, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.relu(self.free(torch.relu(self.norm(self.tied(torch.relu(self.stem(x))))))))
+        return out
+
+
+IMAGE = batch((1, 3, 4, 4), 2)[0].float()
+
+
+def test_widths_count_filters() -> None:
+    pruner = plan(0.5, Tied(), IMAGE)
+    assert [len(mask) for mask in pruner.masks().values()] == [8, 64]
+    assert pruner.widths() == {"tied": [64, 32], "free": [64, 32]}
+    assert "64 of 128 filters go in 2 layers" in repr(pruner)
+    assert plan(0.5, MLP().double(), batch((2, 5), 3)[0], granularity="weight").widths()["fc2"] == [42, 21]
+
+
+@pytest.mark.parametrize("least", ["tied", "free"])
+def test_global_is_a_ratio_of_filters(least: str) -> None:
+    """Those of the least L1 norms, whichever go together: of 128 filters 32, or 52 where they go one by one."""
+    net = Tied()
+    with torch.no_grad():
+        for name in ("tied", "free"):
+            norms = torch.linspace(1, 1.01, 64) * (0.9 if name == least else 1.0)
+            weight = net.get_submodule(name).weight
+            weight.copy_(norms.view(64, 1, 1, 1).expand_as(weight) / weight.shape[1])
+    for ratio, gone in ((0.25, 32), (0.4, 56 if least == "tied" else 52)):
+        pruner = plan(gp.Global(ratio), net, IMAGE)
+        assert {name: full - stay for name, (full, stay) in pruner.widths().items() if stay < full} == {least: gone}
+
+
+def test_global_compares_whole_units_by_a_function() -> None:
+    """How that grows with what goes together nobody knows. The eighth unit of eight is spared, as the layer's last."""
+    masks = plan(gp.Global(0.5), Tied(), IMAGE, criterion=lambda w: torch.arange(len(w)).float()).masks()
+    assert [int((~mask).sum()) for mask in masks.values()] == [7, 7]
+
+
+@pytest.mark.parametrize(
+    "ratios", [0.3, gp.Global(0.3), gp.Speedup(4952 / 2952)], ids=["uniform", "global", "speed-up"]
+)
+@pytest.mark.parametrize(("groups", "stay"), [(4, 32), (8, 40), (16, 48)])
+def test_multiples_are_of_filters(ratios: Any, groups: int, stay: int) -> None:
+    """Sixteen filters that go together, or eight, are a multiple by themselves; of four and four two are."""
+    net = Tied(groups)
+    pruner = plan(ratios, net, IMAGE, multiple=8)
+    small = pruner.compact()
+    assert pruner.widths() == {"tied": [64, small.tied.out_channels], "free": [64, small.free.out_channels]}
+    assert all(left % 8 == 0 for _, left in pruner.widths().values())
+    if ratios == 0.3:
+        assert small.tied.out_channels == stay
+    elif isinstance(ratios, gp.Speedup):
+        assert (small.tied.out_channels, small.free.out_channels) == (48, 48)
+
+
+class Parts(nn.Module):
+    """Two equal parts of one layer, gated; then a convolution in groups, so many of so many channels each."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.stem, self.both, self.mixed = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 128, 1), nn.Conv2d(64, 64, 1)
+        self.grouped, self.last = nn.Conv2d(64, 64, 3, padding=1, groups=groups), nn.Conv2d(64, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mixed(torch.nn.functional.glu(self.both(torch.relu(self.stem(x))), 1))
+        out: Tensor = self.last(torch.relu(self.grouped(torch.relu(h))))
+        return out
+
+
+@pytest.mark.parametrize(("groups", "in_all"), [(2, 32), (16, 40)])
+def test_every_part_and_group_keeps_a_multiple(groups: int, in_all: int) -> None:
+    """Of two groups of 32 each keeps 16. Groups of four go whole, and two of them are a multiple."""
+    small = plan(0.4, Parts(groups), IMAGE, multiple=8).compact()
+    assert (small.both.out_channels, small.mixed.in_channels) == (80, 40)
+    assert (small.mixed.out_channels, small.grouped.out_channels) == (in_all, in_all)
+    assert small.grouped.weight.shape[1] == (16 if groups == 2 else 4)
+
+
 # Speed-ups.
 
 
@@ -516,7 +603,7 @@ def test_one_pace_for_all_layers_or_a_gentler_one_in_the_last_stage() -> None:
     """Each layer's ratio is the common one to the single filter; by stage, the last loses 0.45 of what others do."""
     net = CifarResNet(20)
     for per, gentler in (("network", 1.0), ("stage", 0.45)):
-        pruner = plan(gp.Speedup(2.0, per=per), net, torch.zeros(1, 3, 8, 8))  # type: ignore[arg-type]
+        pruner = plan(gp.Speedup(2.0, per=per), net, SMALL)  # type: ignore[arg-type]
         masks = pruner.masks()
         size = {name: len(mask) for name, mask in masks.items()}
         gone = lost(pruner)

@@ -56,7 +56,7 @@ def converged(
     net = Quadratic(optimum)
     pruner = gp.Pruner(
         net,
-        torch.zeros(1, 1, dtype=torch.double),
+        torch.ones(1, 1, dtype=torch.double),
         Hold(penalty=penalty),
         ratios={"layer": 0.5},
         granularity=granularity,  # type: ignore[arg-type]
@@ -188,7 +188,7 @@ def test_greg_2_picks_the_flat_weights_where_l1_alone_would_not() -> None:
     h = torch.tensor([0.05, 4.0, 0.1, 3.0, 0.08, 2.0], dtype=torch.double)
     optimum = torch.tensor([1.2, 1.0, 1.1, 1.0, 1.3, 1.0], dtype=torch.double)
     net = Quadratic(optimum)
-    example = torch.zeros(1, 1, dtype=torch.double)
+    example = torch.ones(1, 1, dtype=torch.double)
     at_once = gp.Pruner(net, example, gp.OneShot(), ratios={"layer": 0.5})
     assert at_once.masks()["layer"].tolist() == [True, False, True, False, True, False]
     schedule = gp.GReg2(delta_lambda=0.1, delta_lambda_pick=0.01, tau=1.0, tau_pick=0.3, ku=10, ks=0, gamma=0.0)

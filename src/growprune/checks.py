@@ -106,7 +106,7 @@ def choices(schedule: Schedule, granularity: str, scope: str, coupled: bool, see
     if granularity == "weight" and multiple > 1:
         raise GrowpruneError("multiple is for filters: of single weights any number can go")
     if granularity == "weight" and scope == "path":
-        raise GrowpruneError("scope='path' is for filters: a single weight has no path")
+        raise GrowpruneError("scope: path is for filters, a single weight has none")
 
 
 def named(model: nn.Module, spec: Spec, groups: Groups) -> None:
@@ -142,7 +142,7 @@ def unheld(model: nn.Module) -> None:
 
 
 def trainable(model: nn.Module, groups: Groups, names: Iterable[str]) -> None:
-    """All that cannot be pushed at once, in as few names as will do in ignore=; or the scope that does not push it."""
+    """All that cannot be pushed at once, in as few names as will do for ignore; or the scope that does not push it."""
     own, filters = dict(model.named_parameters()), {s.tensor for s in groups.of_role(*MAKERS)}
     frozen = [name for name in names if not own[name].requires_grad]
     training = [name for name, p in own.items() if p.requires_grad]
@@ -151,9 +151,10 @@ def trainable(model: nn.Module, groups: Groups, names: Iterable[str]) -> None:
     if not training:
         raise GrowpruneError("the whole model is frozen (requires_grad=False), so no penalty can push it: unfreeze it")
     parts = list(dict.fromkeys(apart(name, training) for name in frozen))
-    way = f"ignore={parts[:3]}" + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
+    named = ", ".join(f"'{part}'" for part in parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")
+    way = f"name {named} in the option ignore"
     if filters.isdisjoint(frozen):
-        way = "scope='filter', which pushes filters' own weights alone"
+        way = "take scope filter, which pushes filters' own weights alone"
     what, them = (f"'{frozen[0]}' is", "it") if len(frozen) == 1 else (f"{len(frozen)} tensors are", "them")
     raise GrowpruneError(
         f"{what} frozen (requires_grad=False), so no penalty can push {them}: unfreeze {them}, or {way}"
@@ -191,7 +192,7 @@ def reached(model: nn.Module, groups: Groups, losing: Iterable[Layer]) -> None:
         if maker is not None:
             warnings.warn(
                 f"the example does not reach '{name}', which takes in as many channels as '{maker}' makes: if a call "
-                f"has it read these, it will fail on the smaller network; then name '{maker}' in ignore=",
+                f"has it read these, it will fail on the smaller network; then name '{maker}' in the option ignore",
                 stacklevel=3,
             )
             return

@@ -139,7 +139,9 @@ def regroup(module: nn.Module, channels: int, before: int) -> None:
         module.num_groups = module.num_groups * channels // before
         refit(module)
     else:
-        raise GrowpruneError(f"a grouped layer inside {type(module).__name__} cannot be narrowed: name it in ignore=")
+        raise GrowpruneError(
+            f"a grouped layer inside {type(module).__name__} cannot be narrowed: name it in the option ignore"
+        )
 
 
 # -- the optimizer -------------------------------------------------------------------------------------------------

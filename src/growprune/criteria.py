@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,12 @@ Batches = Iterable[tuple[Any, Any]]
 
 
 class Criterion:
-    """Scores one layer; `collect` comes first, once, for criteria that need more than the weights."""
+    """Scores one layer; `collect` comes first, once, for criteria that need more than the weights.
+
+    `adds`: a unit of several filters scores as much as they do together, and is compared with others by the filter.
+    """
+
+    adds: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -45,6 +50,8 @@ class Criterion:
 
 class L1(Criterion):
     """Σ|w| (Li et al., 2017), the paper's criterion."""
+
+    adds: ClassVar[bool] = True
 
     def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
         return weight.abs().sum(1)
@@ -74,6 +81,7 @@ class Taylor(Criterion):
 
     batches: Batches | None = None
     loss: Loss = F.cross_entropy
+    adds: ClassVar[bool] = True
 
     def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
         return average(self.batches, model, example_input, lambda net, x, y: gradients(self.loss(call(net, x), y), net))
@@ -96,6 +104,7 @@ class OBD(Criterion):
     loss: Loss = F.cross_entropy
     probes: int = 1
     seed: int = 0
+    adds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.probes, int) or self.probes < 1:
@@ -247,25 +256,29 @@ def least(scores: Tensor, counts: Mapping[Layer, int]) -> Tensor:
     return gone
 
 
-def least_of_all(scores: Tensor, spared: Mapping[Layer, int], ratio: float, multiple: int = 1) -> Tensor:
-    """Which go, of all units: the least scores of these layers taken together, but for the best that each is spared;
-    then as many more or fewer of each layer as leave a multiple.
+def least_of_all(
+    scores: Tensor, filters: Tensor, spared: Mapping[Layer, int], ratio: float, multiples: Mapping[Layer, int]
+) -> Tensor:
+    """Which go, of all units: the least scores of these layers taken together, until the ratio of their filters is
+    reached, but for the best that each is spared; then as many more or fewer of each layer as leave a multiple.
 
     >>> layers = Layer("first", 0, 2, 0, None, stem=False), Layer("second", 2, 4, 1, None, stem=False)
-    >>> least_of_all(torch.tensor([1.0, 2.0, 4.0, 3.0]), dict.fromkeys(layers, 1), 0.5).tolist()
+    >>> scores, ones = torch.tensor([1.0, 2.0, 4.0, 3.0]), dict.fromkeys(layers, 1)
+    >>> least_of_all(scores, torch.ones(4), ones, 0.5, ones).tolist()
     [True, False, False, False]
+    >>> least_of_all(scores, torch.tensor([1, 1, 8, 8]), ones, 0.5, ones).tolist()
+    [True, False, False, True]
     """
     gone, among = (torch.zeros_like(scores, dtype=torch.bool) for _ in range(2))
     for layer in spared:
         among[layer.start : layer.stop] = True
     units = among.nonzero().flatten()
-    gone[units[torch.argsort(scores[units], stable=True)[: pruned_of(ratio, len(units))]]] = True
-    for layer, count in spared.items():
-        gone[layer.start + torch.argsort(scores[layer.start : layer.stop], stable=True)[-count:]] = False
-    if multiple == 1:
-        return gone
-    lost = {layer: int(gone[layer.start : layer.stop].sum()) for layer in spared}
-    return least(scores, {layer: rounded(n, layer.size, multiple, spared[layer]) for layer, n in lost.items()})
+    units = units[torch.argsort(scores[units], stable=True)]
+    reached = filters.to(scores.device)[units].cumsum(0)
+    wanted = pruned_of(ratio, int(reached[-1:].sum()))
+    gone[units[: int((reached < wanted).sum()) + 1]] = wanted > 0
+    lost = {layer: min(int(gone[layer.start : layer.stop].sum()), layer.size - n) for layer, n in spared.items()}
+    return least(scores, {layer: rounded(n, layer.size, multiples[layer], spared[layer]) for layer, n in lost.items()})
 
 
 # -- data ----------------------------------------------------------------------------------------------------------

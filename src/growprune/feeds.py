@@ -192,7 +192,8 @@ class Images:
             self._source.close()
 
     def example(self) -> Tensor:
-        return torch.zeros(1, *self.shape, device=self.device)
+        """Noise: on zeros a network without biases puts out zeros whatever its filters are."""
+        return torch.randn(1, *self.shape, generator=torch.Generator().manual_seed(0)).to(self.device)
 
 
 class Last:

@@ -253,8 +253,8 @@ def bound(found: Trace, classes: Tensor, untouched: Mapping[str, tuple[str, str]
 def why_by_choice(held_back: bool, tied: bool) -> str:
     """Why a layer stays whose channels nothing fixes."""
     if held_back:
-        return "it reads the input, and goes only by ratios in a list or by name, or Global(stem=True)"
-    return "it is added to what other layers make, and goes only with coupled=True" if tied else TIED
+        return "it reads the input, and goes only by ratios in a list or by name, or a global one with the stem"
+    return "it is added to what other layers make, and goes only with the option coupled" if tied else TIED
 
 
 def first_uses(found: Trace) -> list[tuple[str, bool]]:

@@ -10,6 +10,7 @@ index arithmetic on one boolean vector, `pruned[unit]`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -95,6 +96,35 @@ class Groups:
 
     def of_role(self, *roles: Role) -> tuple[Slice, ...]:
         return tuple(s for s in self.slices if s.role in roles)
+
+    def filters(self) -> Tensor:
+        """How many filters of its layer each unit has: one as a rule, more where a group norm or the like ties some."""
+        one = torch.ones(1, dtype=torch.long).expand(self.units)
+        if self.granularity == "weight":
+            return one
+        result, named = one.clone(), {layer.name: layer for layer in self.layers}
+        for s in self.of_role("filter"):
+            if (layer := named.get(layer_name(s.tensor))) is not None:
+                found = torch.bincount(s.units[s.units >= 0], minlength=self.units)
+                result[layer.start : layer.stop] = found[layer.start : layer.stop]
+        return result
+
+    def multiples(self, of: int) -> dict[Layer, int]:
+        """For each layer a number of units that has a multiple of `of` channels, in each part wherever they lie.
+
+        A unit's channels that lie side by side are of one part: all that a group norm ties, one of each of the equal
+        parts that a forward takes an output apart into, or of each group of a convolution.
+        """
+        if of == 1:
+            return dict.fromkeys(self.layers, 1)
+        beside = [of] * len(self.layers)
+        layer_of = torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(self.layers)])
+        for s in self.slices:
+            units, lengths = torch.unique_consecutive(s.units, return_counts=True)
+            owned = units >= 0
+            for i, length in set(zip(layer_of[units[owned]].tolist(), lengths[owned].tolist(), strict=True)):
+                beside[i] = math.gcd(beside[i], length)
+        return {layer: of // each for layer, each in zip(self.layers, beside, strict=True)}
 
     def without(self, names: Mapping[str, str]) -> Groups:
         """The same groups less some layers: their units stay, by the reasons given."""

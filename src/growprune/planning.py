@@ -50,7 +50,7 @@ def plan(asked: Measure) -> dict[str, Any]:
             multiple=asked.multiple,
         )
         after = measure(pruner.compact(), example)
-        widths = {layer: [len(kept), int(kept.sum())] for layer, kept in pruner.masks().items()}
+        widths = pruner.widths()
         spec, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
     except GrowpruneError:
         if amounts(asked):  # without a plan, that nothing can be pruned is no error

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from growprune.compact import cut
 from growprune.copying import copied
-from growprune.errors import GrowpruneError, line
+from growprune.errors import GrowpruneError, line, warn
 from growprune.groups import Groups, Layer, gone
 from growprune.running import call, fresh, leaves, quietly, switched, tensors, to_train_on
 
@@ -119,8 +119,8 @@ def telling(those: Sequence[Tensor], these: Sequence[Tensor]) -> Pair:
     return [x[at] for x, at in zip(those, where, strict=True)], [y[at] for y, at in zip(these, where, strict=True)]
 
 
-def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float | None:
-    """How far the smaller network strays from the masked one, if it is more than rounding.
+def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float:
+    """How far the smaller network strays from the masked one; within its tolerance that is rounding.
 
     What sorts or selects (top-k, a detector's NMS) turns over near-equals by rounding, and a difference of equals is
     nothing else. So what strays is run again with twice the digits: rounding is then gone, and whatever depends on a
@@ -129,14 +129,14 @@ def strays(small: nn.Module, full: nn.Module, example_input: Any) -> float | Non
     found = outputs(small, full, example_input)
     error = distance(*found)
     if error <= tolerance(small):
-        return None
+        return error
     exact = tree_map(lambda t: t.double() if isinstance(t, Tensor) and t.is_floating_point() else t, example_input)
     try:
         with Doubled():  # type: ignore[no-untyped-call]
             again = difference(copied(small).double(), copied(full).double(), exact)
     except Exception:
         again = error if error == math.inf else apart(*telling(*found), together=True)
-    return None if again <= tolerance(small) else error
+    return again if again <= tolerance(small) else error
 
 
 class Doubled(TorchDispatchMode):
@@ -186,19 +186,37 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
                 f"the model itself fails on the example: {line(own)}; has it, or its precision, changed?"
             ) from own
         raise GrowpruneError(
-            f"the smaller network fails on the example: {line(failure)}; name the layer in ignore="
+            f"the smaller network fails on the example: {line(failure)}; name the layer in the option ignore"
         ) from failure
     if (failed := untrainable(small, model, example_input)) is not None:
         raise GrowpruneError(
-            f"the smaller network fails on the example in training mode: {line(failed)}; name the layer in ignore="
+            f"the smaller network fails on the example in training mode: {line(failed)}; name the layer in the option "
+            "ignore"
         ) from failed
-    if error is not None:
+    if not error <= tolerance(small):
         steady(model, example_input)
         seen = "in the shapes of its output" if error == math.inf else f"by {error:.1e} of an output's largest number"
         raise GrowpruneError(
             f"the smaller network strays from the masked one {seen}: its forward must depend on a width, then name "
-            f"that layer in ignore=; {OR_SELECTS}"
+            f"that layer in the option ignore; {OR_SELECTS}"
         )
+    if not error and blind(model, groups, example_input):
+        warn(
+            "the model puts out the same on the example without any of its filters (zeros go in, say), so there is "
+            "nothing to prove a removal by: give another example"
+        )
+
+
+def blind(model: nn.Module, groups: Groups, example_input: Any) -> bool:
+    """Does the example show nothing of any filter, whatever has not begun to train yet? Asked where the two networks
+    agree to the last bit, which those that differ in width seldom do."""
+    model = stirred(model, groups)
+    none = masked(model, groups, torch.ones(groups.units, dtype=torch.bool))
+    try:
+        found = outputs(model, none, example_input)
+    except Exception:  # without them it cannot run
+        return False
+    return any(t.numel() for t in found[0]) and not distance(*found)
 
 
 def steady(model: nn.Module, example_input: Any) -> None:
@@ -254,7 +272,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
             error = strays(small, masked(model, found, pruned), example_input)
         except Exception as failure:
             return f"{type(failure).__name__}: {line(failure)}"
-        if error is not None:
+        if not error <= tolerance(small):
             return f"the output changes by {error:.1e}"
         failed = untrainable(small, model, example_input)
         return None if failed is None else f"in training {type(failed).__name__}: {line(failed)}"
@@ -266,7 +284,7 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
     together = reason([layer for layer in found.layers if layer.name not in failing])
     if together is not None:
         raise GrowpruneError(
-            f"no layer fails alone, but together: {together}; name some of them in ignore=; {OR_SELECTS}"
+            f"no layer fails alone, but together: {together}; name some of them in the option ignore; {OR_SELECTS}"
         )
     shown = ", ".join(f"'{name}' ({why})" for name, why in list(failing.items())[:3])
     warnings.warn(f"{len(failing)} layers stay: the model's own code fails without them: {shown}", stacklevel=3)

@@ -121,7 +121,8 @@ class Pruner:
         proof.prove(model, small, self.groups, pruned, self.example_input)
 
     def __repr__(self) -> str:
-        units, every = int(self._state.pruned.sum()) if self._state.picked else "?", self.groups.units
+        filters, state = self.groups.filters(), self._state
+        units, every = int(filters[state.pruned.cpu()].sum()) if state.picked else "?", int(filters.sum())
         what = "filters" if self.groups.granularity == "filter" else "weights"
         layers = f"{len(self._losing)} layer{'s' * (len(self._losing) != 1)}"
         return (
@@ -157,7 +158,8 @@ class Pruner:
 
     def masks(self) -> dict[str, Tensor]:
         """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
-        picked, all stay. What is tied to a layer (a depthwise convolution; other layers, if `coupled`) goes with it."""
+        picked, all stay. What is tied to a layer (a depthwise convolution; other layers, if `coupled`) goes with it.
+        A unit is one filter, or those that go together only, as a group norm's group does: `widths` counts filters."""
         self._follow_device()
         keep = ~self._state.pruned if self._state.picked else torch.ones_like(self._state.pruned)
         result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}
@@ -166,6 +168,12 @@ class Pruner:
                 name = groups.layer_name(s.tensor)
                 result[name] = result[name].view(s.units.shape)
         return result
+
+    def widths(self) -> dict[str, list[int]]:
+        """By layer, how many filters (or single weights) it has, and how many of them stay."""
+        filters, masks = self.groups.filters(), self.masks()
+        units = {layer.name: filters[layer.start : layer.stop] for layer in self.groups.layers}
+        return {name: [int(own.sum()), int(own[masks[name].flatten().cpu()].sum())] for name, own in units.items()}
 
     # -- in the loop ---------------------------------------------------------------------------------------------
 
@@ -296,8 +304,10 @@ class Pruner:
             self.groups, self.model, self.example_input, self.criterion, state.generator, self._rows
         )
         if isinstance(self.spec, _ratios.Global):
+            filters, multiples = self.groups.filters(), self.groups.multiples(self.multiple)
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
-            state.pruned.copy_(criteria.least_of_all(scores, spared, self.spec.ratio, self.multiple))
+            scores = scores / filters.to(scores.device) if self.criterion.adds else scores
+            state.pruned.copy_(criteria.least_of_all(scores, filters, spared, self.spec.ratio, multiples))
             if self.multiple > 1 and self.spec.ratio > 0 and not bool(state.pruned.any()):
                 raise _ratios.unmoved(self.multiple)
         else:

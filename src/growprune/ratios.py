@@ -1,8 +1,9 @@
 """How much of each layer goes: the paper's list syntaxes, one number, names, one global ratio, or a speed-up to reach.
 
 A specification is read once into one of the small classes below; `counts` turns it, for given groups, into the
-number of units each layer loses. Of N filters at ratio r, min(⌈r·N⌉, N − 1) go: a layer is never emptied. Where those
-that stay have to be a multiple of some number, it is the nearest that there is.
+number of units each layer loses. Of N filters at ratio r, min(⌈r·N⌉, N − 1) go, or as many more as are tied to the last
+of them: a layer is never emptied. Where those that stay have to be a multiple of some number, it is the nearest that
+there is.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class ByName:
 
 @dataclass(frozen=True)
 class Global:
-    """One ratio over all layers together: the least scores anywhere go (the paper's OBD table).
+    """One ratio of the filters of all layers together: the least scores anywhere go (the paper's OBD table).
 
     But no layer loses more than `at_most` of its own: what it would lose beyond stays, and is not taken elsewhere. By
     default that is 95 % of its filters, or the ratio if that is more; of single weights, all but one. The stem stays
@@ -233,16 +234,17 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
     if spares and all(layer.stem for layer in groups.layers):
         raise GrowpruneError(
             f"ratios: {write(spec)} spares what reads the model's input, and that do all layers here, as "
-            f"'{groups.layers[0].name}': give ratios by name"
+            f"'{groups.layers[0].name}': give ratios in a list or by name"
         )
+    multiples = groups.multiples(multiple)
     if isinstance(spec, Global):
-        if spec.ratio > 0 and multiple > 1 and all(layer.size <= multiple for layer in groups.layers):
+        if spec.ratio > 0 and multiple > 1 and all(layer.size <= n for layer, n in multiples.items()):
             raise unmoved(multiple)  # whatever the scores will be
         return None
     if isinstance(spec, Speedup):
         return solve(spec.times, spec.per == "stage", groups, sizes, multiple)
     wanted = [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
-    found = [rounded(lost, layer.size, multiple) for lost, layer in zip(wanted, groups.layers, strict=True)]
+    found = [rounded(lost, layer.size, n) for lost, (layer, n) in zip(wanted, multiples.items(), strict=True)]
     if any(wanted) and not any(found):
         raise unmoved(multiple)
     return found

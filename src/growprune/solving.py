@@ -66,14 +66,14 @@ def solve(times: float, by_stage: bool, groups: Groups, sizes: Mapping[str, torc
     """Remove filters one by one (or from one multiple to the next), always where the layer's ratio lags most, until the
     MACs are as asked."""
     if groups.granularity != "filter":
-        raise GrowpruneError("ratios: Speedup needs granularity='filter': zero weights alone save no MACs")
+        raise GrowpruneError("ratios: a speed-up is for granularity filter: zero weights alone save no MACs")
     pace = torch.ones(len(groups.layers), dtype=torch.double)
     if by_stage:
         if groups.stages < 2:
             raise GrowpruneError("ratios: Speedup(per='stage') needs a network with residual stages; this one has none")
         pace = torch.tensor([LAST_STAGE if layer.stage == groups.stages else 1.0 for layer in groups.layers]).double()
     cost = Cost(groups, sizes)
-    gone = [layer.size - torch.tensor(levels(layer.size, multiple)) for layer in groups.layers]
+    gone = [layer.size - torch.tensor(levels(layer.size, n)) for layer, n in groups.multiples(multiple).items()]
     due = [
         (g[:-1] + g[1:]) / 2 / (layer.size * p) for g, layer, p in zip(gone, groups.layers, pace, strict=True)
     ]  # half-way between what is gone before a step and after it

@@ -326,7 +326,7 @@ class Job:
         small = recipe.removed(pruner, self.images, self.sample_batch(), fixed, self.progress.say)
         distributed.same_weights(self.world, small)  # folded and estimated by each process for itself
         after = self.test(small, exact=True)
-        self.kept = {name: [mask.numel(), int(mask.sum())] for name, mask in pruner.masks().items()}
+        self.kept = pruner.widths()
         self.accuracy |= {"base": base, "before_removal": before, "after_removal": after}
         record: dict[str, Any] = {
             "stage": stage.name,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from growprune.paper.results import Found
+from growprune.report import minus
 
 NEAR, SHARE, BEHIND, FROM, LEAST = 0.3, 0.5, 0.1, 0.7, 0.01
 
@@ -47,7 +48,7 @@ class Verdict:
     @property
     def text(self) -> str:
         """As a table shows it."""
-        return f"{self.value}{self.mark}"
+        return f"{minus(self.value)}{self.mark}"
 
 
 def accuracy(row: str, found: Found, paper: float) -> Verdict:
@@ -55,9 +56,9 @@ def accuracy(row: str, found: Found, paper: float) -> Verdict:
 
     >>> run = Found(({"accuracy": {"final": 89.0}},))
     >>> accuracy("r", run, 89.3).text, accuracy("r", run, 89.31).text, accuracy("r", Found(()), 89.3).met
-    ('-0.30', '-0.31 ✗', None)
+    ('−0.30', '−0.31 ✗', None)
     >>> accuracy("r", Found(run.runs, "short"), 90.0).text, accuracy("r", Found(run.runs, "smoke"), 90.0).text
-    ('-1.00', '')
+    ('−1.00', '')
     """
     asked = found.scale == "paper"
     if not found or found.scale == "smoke":

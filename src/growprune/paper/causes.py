@@ -18,6 +18,7 @@ from growprune.paper import table2
 from growprune.paper.grid import Experiment, Grid, Look, Row, gain, published
 from growprune.paper.setting import RESNET56, VGG19, Base, Recipe, Setting
 from growprune.paper.table1 import PAPER, ratios
+from growprune.report import minus
 
 Options = tuple[tuple[str, int | float | str], ...]
 RATIOS = {RESNET56: (0.9, 0.925, 0.95), VGG19: (0.7, 0.9)}
@@ -96,7 +97,7 @@ def pair(base: Base, way: Way, ratio: float) -> tuple[Setting, Setting]:
 
 def grid(base: Base, ratio: float, look: Look) -> Grid:
     _, once_theirs, greg_theirs = PAPER[base][ratio]
-    more = f"{greg_theirs[0] - once_theirs[0]:+.2f}"
+    more = minus(f"{greg_theirs[0] - once_theirs[0]:+.2f}")
     lines = [("published", f"{base.accuracy:.2f}", published(*once_theirs), published(*greg_theirs), more)]
     for way in ways(base, ratio):
         once, greg = (look(setting) for setting in pair(base, way, ratio))

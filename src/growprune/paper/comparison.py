@@ -23,7 +23,7 @@ from growprune.paper.lab import Lab
 from growprune.paper.reproduce import missing
 from growprune.paper.results import Found, base_facts
 from growprune.paper.setting import Base, Scale, Setting, called
-from growprune.report import Fitted, document, duration, html_figure, html_table
+from growprune.report import Fitted, document, duration, html_figure, html_table, minus
 from growprune.storage import write_whole
 
 SMOKE = "Smoke run of small networks on digits, not the paper's: "
@@ -255,7 +255,9 @@ def bars_met(lab: Lab, experiments: Sequence[Experiment]) -> Grid:
         asked = [(name, verdict) for name, verdict in verdicts if verdict.bar == bar and verdict.asked]
         counts = [sum(verdict.met is state for _, verdict in asked) for state in (True, False, None)]
         lines.append((words, str(len(asked)), *map(str, counts)))
-        missed += [f"{name} {verdict.row} ({bar}: {verdict.value})" for name, verdict in asked if verdict.met is False]
+        missed += [
+            f"{name} {verdict.row} ({bar}: {minus(verdict.value)})" for name, verdict in asked if verdict.met is False
+        ]
     remarks = (f"Missed: {'; '.join(missed)}.",) if missed else ()
     return Grid(f"Bars, {lab.scale} scale", ("bar", "asked of", "met", "missed", "not run"), tuple(lines), remarks)
 

@@ -12,6 +12,7 @@ from growprune.paper import bars
 from growprune.paper.bars import Verdict
 from growprune.paper.results import Found
 from growprune.paper.setting import Setting
+from growprune.report import minus
 from growprune.report.chart import Panel, Point, chart
 
 Look = Callable[[Setting], Found]
@@ -97,11 +98,11 @@ def published(mean: float, spread: float | None = None) -> str:
 
 def gain(found: Found, other: Found) -> str:
     here = bars.difference(other, found)
-    return "" if here is None else f"{here:+.2f}"
+    return "" if here is None else minus(f"{here:+.2f}")
 
 
 def drop(start: float | None, end: float) -> str:
-    return "" if start is None else f"{start - end:.2f}"
+    return "" if start is None else minus(f"{start - end:.2f}")
 
 
 def best(found: Found) -> str:
@@ -165,7 +166,7 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
     def shown(verdicts: Iterable[Verdict], everywhere: bool = True) -> Iterator[str]:
         """With a mark only where the bar is meant; a share of next to nothing says nothing, and is shown only there."""
         for each, bar in zip(verdicts, held, strict=True):
-            yield each.text if each in bar else each.value if everywhere else ""
+            yield each.text if each in bar else minus(each.value) if everywhere else ""
 
     same = [same_filters(*pair) for pair in found]
     theirs = [f"{column.sparsity:.2f} %" for column in columns if column.sparsity is not None]
@@ -182,7 +183,7 @@ def versus(title: str, corner: str, columns: Sequence[Versus], look: Look, remar
         ("GReg-1, here: best epoch on the test set", *(best(greg) for _, greg in found)),
         ("one-shot − paper", *shown(once for once, _ in near)),
         ("GReg-1 − paper", *shown(greg for _, greg in near)),
-        ("gain, paper", *(f"{column.gain:+.2f}" for column in columns)),
+        ("gain, paper", *(minus(f"{column.gain:+.2f}") for column in columns)),
         ("gain, here", *(gain(greg, once) for once, greg in found)),
         ("gain here / gain paper", *shown(shares, everywhere=False)),
         ("the same filters removed", *same),

@@ -7,6 +7,7 @@ from growprune.paper.bars import Verdict
 from growprune.paper.grid import Experiment, Grid, Look, Row, drop, here
 from growprune.paper.grid import speedup as times_of
 from growprune.paper.setting import RESNET56, VGG19, Base, Setting
+from growprune.report import minus
 
 OURS: dict[Base, tuple[float, float, float, str]] = {  # speed-up, GReg-1, GReg-2, ratios
     RESNET56: (2.55, 93.18, 93.36, "[0, 0.75, 0.75, 0.32]"),
@@ -79,7 +80,7 @@ def grid(base: Base, look: Look) -> Grid:
 
 def remarks(base: Base, look: Look) -> tuple[str, ...]:
     found, (_, greg1, greg2, _) = order(base, look), OURS[base]
-    said = [f"GReg-2 − GReg-1: {found.text or 'not run'} here, {greg2 - greg1:+.2f} in the paper."]
+    said = [f"GReg-2 − GReg-1: {found.text or 'not run'} here, {minus(f'{greg2 - greg1:+.2f}')} in the paper."]
     return *said, *bars.marked([*near(base, look), found]), *REMARKS.get(base, ())
 
 

@@ -110,6 +110,15 @@ def mean(values: Sequence[float], digits: int = 2, unit: str = "") -> str:
     return f"{statistics.mean(values):.{digits}f}{unit}{spread}"
 
 
+def minus(number: str) -> str:
+    """As people read it, in tables and words; what programs read keeps the hyphen.
+
+    >>> minus("-0.29"), minus("+0.30")
+    ('−0.29', '+0.30')
+    """
+    return number.replace("-", "−")
+
+
 def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:
     """Rows for a terminal, their head first; the row that begins with `strong` stands out. Cells are plain text."""
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)

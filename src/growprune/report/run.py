@@ -12,7 +12,17 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from growprune.report import ACCURACIES, amount, costs, document, duration, html_figure, html_table, text_table
+from growprune.report import (
+    ACCURACIES,
+    amount,
+    costs,
+    document,
+    duration,
+    html_figure,
+    html_table,
+    minus,
+    text_table,
+)
 
 Result = Mapping[str, Any]
 Note = Mapping[str, Any]
@@ -247,7 +257,7 @@ def signed(value: float, digits: int) -> str:
     ('−0.29', '+0.3', '0.0')
     """
     rounded = round(value, digits)
-    return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0:.{digits}f}"
+    return minus(f"{rounded:+.{digits}f}") if rounded else f"{0:.{digits}f}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:
