@@ -1526,6 +1526,18 @@ def test_another_base_network_is_refused(shop: Shop, shelf: Path, tmp_path: Path
     assert contents(out) == before
 
 
+@pytest.mark.parametrize(("text", "why"), [("{", "damaged: not JSON"), ("{}", "not a base network's (no sha256)")])
+def test_a_base_networks_file_that_is_damaged_is_refused_with_a_way_out(
+    shop: Shop, shelf: Path, tmp_path: Path, text: str, why: str
+) -> None:
+    out = bare(shelf, tmp_path / "out")
+    (about := out / "base-smoke-resnet56-cifar10.json").write_text(text)
+    before = contents(out)
+    said = shop.refused(*command("table1", out, "--only", "resnet56-0.9"))
+    assert said == f"growprune: {about}: {why}: put it back, or give another --out"
+    assert contents(out) == before
+
+
 def test_a_base_network_that_is_gone_is_trained_again_to_the_same_bits(shop: Shop, shelf: Path, tmp_path: Path) -> None:
     out = bare(shelf, tmp_path / "out")
     (network,) = (out / "bases").glob("smoke-resnet56-*")

@@ -305,7 +305,10 @@ def run_facts(file: Path, shape: Mapping[str, Any] = SHAPE) -> dict[str, Any]:
 
 
 def base_facts(file: Path) -> dict[str, Any]:
-    return shaped(file, BASE, "not a base network's (no {}): put it back, or give another --out")
+    try:
+        return shaped(file, BASE, "not a base network's (no {})")
+    except GrowpruneError as error:
+        raise GrowpruneError(f"{error}: put it back, or give another --out") from None
 
 
 def shaped(file: Path, shape: Mapping[str, Any], else_said: str) -> dict[str, Any]:
