@@ -1324,6 +1324,20 @@ def test_a_damaged_result_comes_back_from_its_run(shop: Shop, shelf: Path, tmp_p
     assert file.read_text() == "{"  # there is nothing to put in its place
 
 
+def test_a_run_whose_notes_are_damaged_is_not_shelved_without_them(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    shutil.copytree(shelf, out := tmp_path / "out")
+    (file := out / f"{ONCE}.json").unlink()
+    notes = out / "runs" / ONCE / "metrics.jsonl"
+    notes.write_bytes(notes.read_bytes()[:20])
+    failed = shop.run(*command("table1", out, "--only", "resnet56-0.9"))
+    assert failed.code == 2
+    assert f"{notes}: damaged: not all of the run is in it: delete the folder, and it is run again" in failed.err
+    assert not file.exists()
+    shutil.rmtree(notes.parent)
+    shop.done(*command("table1", out, "--only", "resnet56-0.9"))
+    assert timeless(read(out, ONCE)) == timeless(read(shelf, ONCE))
+
+
 def test_a_run_that_another_process_has_shelved_meanwhile_is_left_as_it_is(shelf: Path, tmp_path: Path) -> None:
     """It was missing when this command looked; `.json.old` is for what is damaged."""
     shutil.copytree(shelf, out := tmp_path / "out")
@@ -1523,6 +1537,18 @@ def test_another_base_network_is_refused(shop: Shop, shelf: Path, tmp_path: Path
     assert said == (
         f"growprune: {network}: the base network of the runs in {out} {state}: put it back, or give another --out"
     )
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize(("text", "why"), [("{", "damaged: not JSON"), ("{}", "not a base network's (no sha256)")])
+def test_a_base_networks_file_that_is_damaged_is_refused_with_a_way_out(
+    shop: Shop, shelf: Path, tmp_path: Path, text: str, why: str
+) -> None:
+    out = bare(shelf, tmp_path / "out")
+    (about := out / "base-smoke-resnet56-cifar10.json").write_text(text)
+    before = contents(out)
+    said = shop.refused(*command("table1", out, "--only", "resnet56-0.9"))
+    assert said == f"growprune: {about}: {why}: put it back, or give another --out"
     assert contents(out) == before
 
 

@@ -23,7 +23,7 @@ from growprune.config import Config, differences
 from growprune.errors import GrowpruneError
 from growprune.paper.setting import Base, Scale, Setting, called
 from growprune.report import mean
-from growprune.run import CONFIG, MODEL, RESULT, read_json, read_notes
+from growprune.run import CONFIG, MODEL, NOTES, RESULT, read_json, read_notes
 from growprune.storage import write_whole
 from growprune.weights import digest
 
@@ -217,13 +217,15 @@ class Found:
         return mean(self.values(which)) or "not run"
 
 
+AGAIN = "delete the folder, and it is run again"
+
+
 def slim(folder: Path) -> dict[str, Any]:
     """A finished run without what only its folder needs."""
     kept = ("accuracy", "speedup", "sparsity", "params", "macs", "steps", "seconds", "images", "choices", "environment")
     result, config = read_json(folder / RESULT), read_json(folder / CONFIG)
     if lacking := [key for key in kept if key not in result]:
-        out = "delete the folder, and it is run again"
-        raise GrowpruneError(f"{folder / RESULT}: not a run's result (no {lacking[0]}): {out}")
+        raise GrowpruneError(f"{folder / RESULT}: not a run's result (no {lacking[0]}): {AGAIN}")
     config["data"] = called(config["data"])
     return {key: result[key] for key in kept} | {"config": {k: v for k, v in config.items() if k not in LOCAL}}
 
@@ -232,8 +234,11 @@ def course(folder: Path, setting: Setting) -> dict[str, Any]:
     """How it went: accuracy at every epoch's end of fine-tuning, and while λ grew."""
     notes = read_notes(folder)
     pushed = [note for note in notes if note["stage"] == "prune" and note["phase"] != "removal"]
+    tuned = [note["accuracy"] for note in notes if note["stage"] == "finetune"]
+    if len(tuned) < read_json(folder / CONFIG)["epochs"] or (setting.watched and not pushed):
+        raise GrowpruneError(f"{folder / NOTES}: damaged: not all of the run is in it: {AGAIN}")
     found: dict[str, Any] = {
-        "course": [note["accuracy"] for note in notes if note["stage"] == "finetune"],
+        "course": tuned,
         "pushing": [{key: note[key] for key in ("step", "lambda", "accuracy", "loss")} for note in pushed],
         "gone": gone(notes),
     }
@@ -305,7 +310,10 @@ def run_facts(file: Path, shape: Mapping[str, Any] = SHAPE) -> dict[str, Any]:
 
 
 def base_facts(file: Path) -> dict[str, Any]:
-    return shaped(file, BASE, "not a base network's (no {}): put it back, or give another --out")
+    try:
+        return shaped(file, BASE, "not a base network's (no {})")
+    except GrowpruneError as error:
+        raise GrowpruneError(f"{error}: put it back, or give another --out") from None
 
 
 def shaped(file: Path, shape: Mapping[str, Any], else_said: str) -> dict[str, Any]:
