@@ -207,7 +207,8 @@ def prune(lab: Lab, wanted: Wanted, there: Mapping[Base, Ground], more: bool = F
 
     def shelve(folder: Path) -> None:
         setting, seed = folders[folder]
-        lab.shelf.keep(setting, seed, there[setting.base], min(lab.at_once, len(plans)))
+        if lost := lab.shelf.keep(setting, seed, there[setting.base], min(lab.at_once, len(plans))):
+            lab.say(lost)
 
     return perform(lab, plans, shelve, more)
 

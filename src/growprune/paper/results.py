@@ -85,17 +85,24 @@ class Shelf:
         """What is wrong with the files of these."""
         return [complaint for setting in settings for complaint in self.read(setting)[1]]
 
-    def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> None:
-        """Put a finished run on the shelf, if no other process has; what is there and no such run is not lost."""
+    def keep(self, setting: Setting, seed: int, ground: Ground, parallel: int) -> str:
+        """Put a finished run on the shelf, if no other process has; what is there and no such run is not lost.
+
+        If the run's notes are damaged the result lacks some of its course: then that, in words.
+        """
         with suppress(GrowpruneError):
             if self.one(setting, seed) is not None:
-                return
+                return ""
         folder, file = self.folder(setting, seed), self.file(setting, seed)
         facts = {"base": {key: ground.facts[key] for key in ("sha256", "accuracy")}, "parallel": parallel}
         result = slim(folder) | facts | course(folder, setting)
         if file.exists():
             file.replace(file.with_suffix(OLD))
         put(file, result)
+        known = result["gone"] is not None or setting.granularity == "weight"
+        if known and len(result["course"]) >= result["config"]["epochs"]:
+            return ""
+        return f"{folder / NOTES}: damaged: {file.name} lacks some accuracies by epoch, or which filters went"
 
     # -- base networks -----------------------------------------------------------------------------------------------
 
@@ -234,11 +241,10 @@ def course(folder: Path, setting: Setting) -> dict[str, Any]:
     """How it went: accuracy at every epoch's end of fine-tuning, and while λ grew."""
     notes = read_notes(folder)
     pushed = [note for note in notes if note["stage"] == "prune" and note["phase"] != "removal"]
-    tuned = [note["accuracy"] for note in notes if note["stage"] == "finetune"]
-    if len(tuned) < read_json(folder / CONFIG)["epochs"] or (setting.watched and not pushed):
-        raise GrowpruneError(f"{folder / NOTES}: damaged: not all of the run is in it: {AGAIN}")
+    if setting.watched and not pushed:
+        raise GrowpruneError(f"{folder / NOTES}: damaged: nothing is left to draw of: {AGAIN}")
     found: dict[str, Any] = {
-        "course": tuned,
+        "course": [note["accuracy"] for note in notes if note["stage"] == "finetune"],
         "pushing": [{key: note[key] for key in ("step", "lambda", "accuracy", "loss")} for note in pushed],
         "gone": gone(notes),
     }
