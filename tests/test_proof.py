@@ -109,6 +109,27 @@ def test_an_example_that_shows_no_filter_proves_nothing_and_that_is_said() -> No
     assert heard[0].filename == __file__
 
 
+class Scaled(nn.Module):
+    """As ConvNeXt begins: what a block adds is next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.a, self.b, self.o = (nn.Linear(*s) for s in ((4, 8), (8, 16), (16, 8), (8, 2)))
+        self.scale = nn.Parameter(torch.full((8,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.i(x)
+        out: Tensor = self.o(x + self.scale * self.b(F.relu(self.a(x))))
+        return out
+
+
+def test_what_is_lost_in_rounding_asks_for_trained_weights() -> None:
+    x = torch.randn(2, 4)
+    gp.Pruner(Scaled(), x, gp.OneShot()).compact()
+    with pytest.warns(UserWarning, match=r"lost in rounding\), .* another example, or trained weights"):
+        gp.Pruner(Scaled().bfloat16(), x.bfloat16(), gp.OneShot()).compact()
+
+
 @pytest.mark.parametrize("zero", [False, True])
 def test_one_that_shows_some_is_no_matter_of_words(zero: bool) -> None:
     """Nor is it a head that has not begun to train; zeros show what a bias comes to."""
