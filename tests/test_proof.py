@@ -80,8 +80,9 @@ def test_a_wrong_output_is_seen_whatever_holds_it(kind: str) -> None:
 
 
 def test_an_output_of_no_numbers_proves_nothing_and_that_is_said() -> None:
-    with pytest.warns(UserWarning, match="puts out no numbers on the example"):
-        gp.Pruner(Counting(lambda z: z[:0]), X, gp.OneShot(), ratios={"b": 0.5})
+    with pytest.warns(UserWarning, match="puts out no numbers on the example") as heard:
+        gp.Pruner(Counting(lambda z: z[:0]), X, gp.GReg1(), ratios={"b": 0.5})
+    assert len(heard) == 1
 
 
 class Unbiased(nn.Module):

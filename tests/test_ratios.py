@@ -566,6 +566,11 @@ def test_a_multiple_of_what_lies_side_by_side(filters: int, groups: int, stay: i
     assert plan("[0:0.3]", Joined(filters, groups), IMAGE, multiple=8).widths() == {"tied": [filters, stay]}
 
 
+def test_a_global_ratio_takes_eight_that_go_together_where_they_are_a_multiple() -> None:
+    pruner = plan(gp.Global(0.5, stem=True), Joined(64, 8), IMAGE, multiple=8)  # no more than eight units
+    assert pruner.widths() == {"tied": [64, 32]}
+
+
 def test_a_multiple_is_also_of_what_is_read() -> None:
     """A shuffle makes one channel of four filters: eight of these are read."""
     net = nn.Sequential(nn.Conv2d(3, 64, 1), nn.PixelShuffle(2), nn.Conv2d(16, 5, 1))
