@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import growprune as gp
-from growprune.criteria import Criterion, find, scores
+from growprune.criteria import KNOWN, Criterion, find, scores
 from growprune.grouping import build
 from nets import MLP, TwoConvs, batch, seeded
 
@@ -418,6 +418,14 @@ def test_a_parameter_that_takes_no_part_is_no_obstacle(criterion: Any) -> None:
 
 
 # Chance, and functions of one's own.
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_adds_scores_two_like_filters_twice_as_high(name: str) -> None:
+    """Which is compared with other scores by the filter, and no other."""
+    criterion, one = find(name), torch.rand(4, 6, generator=torch.Generator().manual_seed(0))
+    once, twice = (criterion.score(w, w, torch.Generator().manual_seed(0)) for w in (one, one.repeat(1, 2)))
+    assert criterion.adds == torch.allclose(twice, 2 * once)
 
 
 def test_random_is_seeded() -> None:

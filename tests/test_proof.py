@@ -80,8 +80,9 @@ def test_a_wrong_output_is_seen_whatever_holds_it(kind: str) -> None:
 
 
 def test_an_output_of_no_numbers_proves_nothing_and_that_is_said() -> None:
-    with pytest.warns(UserWarning, match="puts out no numbers on the example"):
-        gp.Pruner(Counting(lambda z: z[:0]), X, gp.OneShot(), ratios={"b": 0.5})
+    with pytest.warns(UserWarning, match="puts out no numbers on the example") as heard:
+        gp.Pruner(Counting(lambda z: z[:0]), X, gp.GReg1(), ratios={"b": 0.5})
+    assert len(heard) == 1
 
 
 class Unbiased(nn.Module):
@@ -107,6 +108,27 @@ def test_an_example_that_shows_no_filter_proves_nothing_and_that_is_said() -> No
     with pytest.warns(UserWarning, match=said) as heard:
         gp.Pruner(Unbiased(), zeros, gp.GReg1())
     assert heard[0].filename == __file__
+
+
+class Scaled(nn.Module):
+    """As ConvNeXt begins: what a block adds is next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.i, self.a, self.b, self.o = (nn.Linear(*s) for s in ((4, 8), (8, 16), (16, 8), (8, 2)))
+        self.scale = nn.Parameter(torch.full((8,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.i(x)
+        out: Tensor = self.o(x + self.scale * self.b(F.relu(self.a(x))))
+        return out
+
+
+def test_what_is_lost_in_rounding_asks_for_trained_weights() -> None:
+    x = torch.randn(2, 4)
+    gp.Pruner(Scaled(), x, gp.OneShot()).compact()
+    with pytest.warns(UserWarning, match=r"lost in rounding\), .* another example, or trained weights"):
+        gp.Pruner(Scaled().bfloat16(), x.bfloat16(), gp.OneShot()).compact()
 
 
 @pytest.mark.parametrize("zero", [False, True])

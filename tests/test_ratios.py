@@ -547,6 +547,37 @@ def test_every_part_and_group_keeps_a_multiple(groups: int, in_all: int) -> None
     assert small.grouped.weight.shape[1] == (16 if groups == 2 else 4)
 
 
+class Joined(nn.Module):
+    """What a group norm ties is read beside three channels that nothing ties."""
+
+    def __init__(self, filters: int, groups: int) -> None:
+        super().__init__()
+        self.tied, self.norm = nn.Conv2d(3, filters, 1), nn.GroupNorm(groups, filters)
+        self.last = nn.Conv2d(filters + 3, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.cat([x, self.norm(self.tied(x))], 1))
+        return out
+
+
+@pytest.mark.parametrize(("filters", "groups", "stay"), [(64, 8, 40), (96, 16, 72)])
+def test_a_multiple_of_what_lies_side_by_side(filters: int, groups: int, stay: int) -> None:
+    """Eights are multiples by themselves; of sixes four at a time are."""
+    assert plan("[0:0.3]", Joined(filters, groups), IMAGE, multiple=8).widths() == {"tied": [filters, stay]}
+
+
+def test_a_global_ratio_takes_eight_that_go_together_where_they_are_a_multiple() -> None:
+    pruner = plan(gp.Global(0.5, stem=True), Joined(64, 8), IMAGE, multiple=8)  # no more than eight units
+    assert pruner.widths() == {"tied": [64, 32]}
+
+
+def test_a_multiple_is_also_of_what_is_read() -> None:
+    """A shuffle makes one channel of four filters: eight of these are read."""
+    net = nn.Sequential(nn.Conv2d(3, 64, 1), nn.PixelShuffle(2), nn.Conv2d(16, 5, 1))
+    small = plan("[0:0.4]", net, IMAGE, multiple=8).compact()
+    assert (small[0].out_channels, small[2].in_channels) == (32, 8)
+
+
 # Speed-ups.
 
 

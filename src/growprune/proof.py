@@ -202,8 +202,8 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
         )
     if not error and blind(model, groups, example_input):
         warn(
-            "the model puts out the same on the example without any of its filters (zeros go in, say), so there is "
-            "nothing to prove a removal by: give another example"
+            "the model puts out the same on the example without any of its filters (zeros go in, say, or what they add "
+            "is lost in rounding), so there is nothing to prove a removal by: give another example, or trained weights"
         )
 
 
