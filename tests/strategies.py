@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 DEAD = "ignore:the model puts out the same on the example:UserWarning"
 """For networks so small that one may be dead: none of its filters shows."""
+AT_ONCE_OR_NONE = "ignore:ratios. .* filters at once or none:UserWarning"
+"""For any ratio of layers whose group norm has two groups or three."""
 
 Spread = Callable[[Tensor], Tensor]
 

@@ -598,6 +598,75 @@ def test_what_was_hardly_pushed_is_told_however_late_and_after_going_on() -> Non
         again.compact()
 
 
+def heard(call: Callable[[], object]) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    return [str(each.message) for each in found]
+
+
+def replaced(model: Net) -> None:
+    model.conv2.weight = nn.Parameter(model.conv2.weight.detach().clone())
+
+
+def frozen(model: Net) -> None:
+    model.conv2.requires_grad_(False)
+
+
+def unheard(model: Net) -> None:
+    """The loss goes past it."""
+    model.conv2.register_forward_hook(lambda module, args, out: out.detach())
+
+
+@pytest.mark.parametrize(
+    ("mishap", "told"),
+    [
+        (replaced, "is not the tensor that was pushed any more: it was replaced since attach()"),
+        (frozen, "had no gradient in 6 of 10 steps, and was not pushed in these: it is frozen by now"),
+        (unheard, "had no gradient in 6 of 10 steps, and was not pushed in these: does the loss reach it?"),
+    ],
+)
+def test_why_a_layer_was_not_pushed_is_told(mishap: Callable[[Net], None], told: str) -> None:
+    """Not that a larger learning rate would do: what happened to it between two steps of the loop."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    pruner = gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.2, ku=1, ks=5), ratios={"conv2": 0.5})
+    pruner.attach(optimizer)
+    while not pruner.done:
+        if pruner.step_count == 4:
+            mishap(model)
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+    assert heard(pruner.compact) == [f"compact: 'conv2.weight' {told}"]
+
+
+@pytest.mark.parametrize("how", ["never attached", "detached", "copied"])
+def test_a_loop_on_a_pruner_that_is_attached_to_nothing_is_told_so_once(how: str) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pruner = gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.5, ku=1, ks=1))
+    if how != "never attached":
+        pruner.attach(optimizer)
+    if how == "detached":
+        pruner.detach()
+    if how == "copied":
+        model, optimizer, pruner = copy.deepcopy((model, optimizer, pruner))
+    assert heard(lambda: [pruner.done for _ in range(50)]) == [
+        "this pruner is attached to no optimizer, so no step is counted and it is never done: attach() it"
+    ]
+    pruner.attach(optimizer)
+    while not pruner.done:
+        optimizer.step()
+
+
+def test_a_loop_that_counts_its_steps_itself_is_not_told() -> None:
+    pruner = gp.Pruner(Net(), X)
+    for _ in range(50):
+        assert not pruner.done
+        pruner.advance()
+
+
 def test_attaching_twice() -> None:
     model = Net()
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))

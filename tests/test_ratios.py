@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import tracemalloc
+from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -369,7 +370,7 @@ def chain(*widths: int) -> nn.Module:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=2, max_size=4), st.floats(0, 0.99), st.integers(1, 12))
+@given(st.lists(st.integers(2, 40), min_size=2, max_size=4), st.floats(0, 0.99), st.integers(1, 12))
 @example([16, 20], 0.5, 8)  # of 10, 8 is the nearest; 12 would be none
 @example([5, 4], 0.5, 8)
 def test_a_layer_keeps_the_multiple_that_is_nearest(widths: list[int], ratio: float, multiple: int) -> None:
@@ -485,6 +486,28 @@ def test_widths_count_filters() -> None:
     assert pruner.widths() == {"tied": [64, 32], "free": [64, 32]}
     assert "64 of 128 filters go in 2 layers" in repr(pruner)
     assert plan(0.5, MLP().double(), batch((2, 5), 3)[0], granularity="weight").widths()["fc2"] == [42, 21]
+
+
+@pytest.mark.parametrize(("ratio", "groups"), [(0.1, 2), ({"tied": 0.1, "free": 0.1}, 2), (0.2, 2), (0.9, 2), (0.6, 3)])
+def test_another_share_than_was_asked_for_is_told(ratio: Any, groups: int) -> None:
+    """Of two groups one goes or none. Not where it is rounded by less than a quarter of the layer."""
+    net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 48, 1), nn.GroupNorm(groups, 48), nn.Conv2d(48, 5, 1))
+    net = nn.Sequential(OrderedDict(zip(("stem", "tied", "norm", "free"), net, strict=True)))
+    net.append(nn.Conv2d(5, 5, 1))
+    asked = ratio["tied"] if isinstance(ratio, dict) else ratio
+    if groups == 3:
+        assert plan(ratio, net, IMAGE).widths()["tied"] == [48, 16]
+        return
+    told = f"^ratios: 'tied' loses 24 filters at once or none: 50% go, not {asked:.0%}$"
+    with pytest.warns(UserWarning, match=told):
+        assert plan(ratio, net, IMAGE).widths()["tied"] == [48, 24]
+
+
+def test_a_layer_whose_filters_go_only_all_at_once_stays() -> None:
+    pruner = plan(0.5, Tied(1), IMAGE)
+    assert pruner.widths() == {"free": [64, 32]}
+    assert pruner.stays["tied"] == "its filters go only all at once, and something has to stay"
+    refused(lambda: plan({"tied": 0.5}, Tied(1), IMAGE), "ratios", "'tied'", "all at once")
 
 
 @pytest.mark.parametrize("least", ["tied", "free"])

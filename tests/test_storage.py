@@ -22,7 +22,7 @@ import growprune as gp
 from growprune import storage
 from growprune.checks import itself
 from growprune.models import create
-from strategies import DEAD, Case, cases, conv, randomize
+from strategies import AT_ONCE_OR_NONE, DEAD, Case, cases, conv, randomize
 
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
@@ -94,7 +94,7 @@ def file(tmp_path: Path) -> Path:
 # -- round trips -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings(DEAD)
+@pytest.mark.filterwarnings(DEAD, AT_ONCE_OR_NONE)
 @settings(deadline=None, max_examples=60, suppress_health_check=SLOW)
 @given(
     case=cases(),

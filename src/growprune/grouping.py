@@ -31,6 +31,7 @@ ZEROS = "single weights of it are held at zero", "a layer with weights held at z
 """Why what is not to be touched stays, and what belongs to it."""
 USED_WHOLE = "a tensor of it is used as a whole"
 UNREAD = "no layer reads what it makes"
+AT_ONCE = "its filters go only all at once, and something has to stay"
 LAYERS = (_ConvNd, nn.Linear)
 NORMS = (_NormBase, nn.GroupNorm)
 NO_LAYERS = (nn.LayerNorm, nn.RMSNorm, nn.ParameterList, nn.ParameterDict)
@@ -203,12 +204,12 @@ def filters(
         every = torch.unique(classes[labels])
         own = every[~stays[every] & (unit_of[every] < 0)]
         alone = stem and not bool(tied[own].any())  # a stem that is part of a residual stream goes as the stream does
-        if len(own) == 0 or (alone and not with_stem) or tensor not in parameters:
+        if len(own) < 2 or (alone and not with_stem) or tensor not in parameters:
             stays[own] = True
             if bool((unit_of[every] < 0).all()):
                 told = reasons[labels]
                 softer = why_by_choice(held_back=alone and len(own) > 0, tied=bool(tied[every].any()))
-                softer = softer if tensor in parameters else BUFFER
+                softer = AT_ONCE if len(own) == 1 else softer if tensor in parameters else BUFFER
                 why = found.fixed[int(told[0])][1] if bool((told >= 0).all()) else softer
                 whole[layer_name(tensor)] = untouched[tensor][0] if tensor in untouched else why
             continue

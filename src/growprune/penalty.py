@@ -62,6 +62,8 @@ class Factors:
         self.form = "l2"
         self.weights: list[nn.Parameter] = []
         self.shares: dict[torch.optim.Optimizer, Share] = {}
+        self.due: list[int] = []  # by weight, its optimizer's steps, and in how many of them it had no gradient
+        self.missed: list[int] = []
         self.flat = self.views()
 
     def layout(self, units: Tensor, into: Tensor) -> None:
@@ -94,7 +96,7 @@ class Factors:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy is bound to no optimizer, and its views are of its own buffer: pickle would not keep them so."""
-        return {**vars(self), "weights": [], "shares": {}, "flat": []}
+        return {**vars(self), "weights": [], "shares": {}, "flat": [], "due": [], "missed": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -131,6 +133,7 @@ class Factors:
                 raise GrowpruneError("attach: LBFGS needs the penalty in its gradient: decoupled=False")
         self.form = schedule.form
         self.weights = [own[p.name] for p in self.parameters]
+        self.due, self.missed = [0] * len(self.weights), [0] * len(self.weights)
         where = [held[id(w)] for w in self.weights]
         self.shares = {
             optimizer: Share({i: place for i, (its, place) in enumerate(where) if its is optimizer}, decoupled)
@@ -191,12 +194,25 @@ class Factors:
             pulled, shrunk = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
             for i, there in share.places.items():
                 w = self.weights[i]
+                self.due[i] += there == place
+                self.missed[i] += there == place and w.grad is None
                 if there == place and w.grad is not None:
                     # a gradient of a few rows (a sparse embedding's) has no room for the others' penalty
                     (shrunk if share.decoupled or w.grad.is_sparse else pulled).append((w, factors[i]))
             for way, live in ((self.pull, pulled), (self.shrink, shrunk)):
                 if live:
                     way([w for w, _ in live], [f for _, f in live], group)
+
+    def unpushed(self) -> str | None:
+        """Why a weight was hardly pushed, whatever the schedule, if one was."""
+        own = dict(self.model.named_parameters())
+        for p, w, due, missed in zip(self.parameters, self.weights, self.due, self.missed, strict=False):
+            if own.get(p.name) is not w:
+                return f"'{p.name}' is not the tensor that was pushed any more: it was replaced since attach()"
+            if 2 * missed > due:
+                why = "does the loss reach it?" if w.requires_grad else "it is frozen by now"
+                return f"'{p.name}' had no gradient in {missed:,} of {due:,} steps, and was not pushed in these: {why}"
+        return None
 
     def pull(self, weights: list[Tensor], factors: list[Tensor], group: dict[str, Any]) -> None:
         """g ← g + λ·w, or λ·sign(w): toward zero also where the optimizer climbs (`maximize`)."""

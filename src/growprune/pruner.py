@@ -31,6 +31,7 @@ from growprune.separation import Separation, StopRule
 from growprune.state import State
 
 OURS = GReg1, GReg2, OneShot, Ended
+PATIENCE = 10
 
 
 class Pruner:
@@ -77,6 +78,7 @@ class Pruner:
         if self.counts is not None and not any(self.counts) and self.schedule.total_steps:
             warn(f"nothing goes by ratios {self._amount()}: {self.schedule.total_steps:,} steps would push nothing")
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._asked_idly = 0  # how often in a row `done`, attached to nothing
         self._hooks: list[Any] = []
         device = next(self.model.parameters()).device
         self._rows = criteria.Rows(self.groups, device)
@@ -149,7 +151,12 @@ class Pruner:
     @property
     def done(self) -> bool:
         """Has the schedule run its course, so that `compact` is due?"""
-        return self.step_count >= self.total_steps
+        over = self.step_count >= self.total_steps
+        if not over and not self._optimizers:
+            self._asked_idly += 1
+            if self._asked_idly == PATIENCE:
+                warn("this pruner is attached to no optimizer, so no step is counted and it is never done: attach() it")
+        return over
 
     def penalty(self) -> Penalty:
         """The penalty that the next optimizer step carries."""
@@ -247,6 +254,7 @@ class Pruner:
         `optimizer.step()` does this by itself; a loop that replays a captured CUDA graph calls it after each replay.
         Nothing here waits for the device.
         """
+        self._asked_idly = 0
         if self.done:
             self._state.past += 1
             return
@@ -406,8 +414,10 @@ class Pruner:
                 f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet is cut off "
                 f"all the same{more}"
             )
-        elif self.total_steps and (why := separation.doubtful(self.separation(), self.total_steps, self._state.past)):
-            warn(f"compact: {why}")
+        elif self.total_steps:
+            why = self._factors.unpushed()
+            if why or (why := separation.doubtful(self.separation(), self.total_steps, self._state.past)):
+                warn(f"compact: {why}")
 
     # -- stopping and going on -----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from growprune.errors import GrowpruneError, nearest
+from growprune.errors import GrowpruneError, nearest, warn
 from growprune.groups import Groups, Layer, layer_name, why_none
 from growprune.schedule import is_number, is_real, plain_numbers
 from growprune.solving import solve
@@ -247,6 +247,22 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
     found = [rounded(lost, layer.size, n) for lost, (layer, n) in zip(wanted, multiples.items(), strict=True)]
     if any(wanted) and not any(found):
         raise unmoved(multiple)
+    if multiple == 1 and (far := amiss(groups, per_layer(spec, groups), found)):
+        warn(f"ratios: {far[0]}{f' (and so in {len(far) - 1} more layers)' if far[1:] else ''}")
+    return found
+
+
+AMISS = 0.25
+"""Of a layer's filters: more that go, or fewer, than was asked for is told."""
+
+
+def amiss(groups: Groups, ratios: Sequence[float], lost: Sequence[int]) -> list[str]:
+    """Layers that lose quite another share than was asked for, since several filters go together only."""
+    found, filters = [], groups.filters()
+    for layer, ratio, number in zip(groups.layers, ratios, lost, strict=True):
+        together = int(filters[layer.start : layer.stop].sum()) // layer.size
+        if together > 1 and abs((share := number / layer.size) - ratio) > AMISS:
+            found.append(f"'{layer.name}' loses {together} filters at once or none: {share:.0%} go, not {ratio:.0%}")
     return found
 
 
