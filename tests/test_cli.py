@@ -184,6 +184,10 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("--frob", "no option --frob (growprune --help"),
         ("train --precison bf16", "no option --precison, did you mean '--precision'? (growprune train --help"),
         ("train --no-augmen", "no option --no-augmen, did you mean '--no-augment'? (growprune train --help"),
+        ("train --ratios 0.5", "no option --ratios; it belongs to prune or measure (growprune train --help"),
+        ("--ratios 0.5", "no option --ratios; it belongs to prune or measure (growprune --help"),
+        ("resume . --images there", "no option --images; it belongs to bench or reproduce (growprune resume --help"),
+        ("demo --ratios 0.5", "no option --ratios, did you mean '--ratio'? (growprune demo --help"),
         ("train more", "more"),
         ("train --epochs x", "--epochs: needs a whole number, not 'x'"),
         ("train --epochs 1.5", "--epochs: needs a whole number, not '1.5'"),
@@ -204,6 +208,8 @@ def test_the_demos_options_default_to_its_config() -> None:
             "prune",
             "prune: no --weights given, and no network trained in runs/train-resnet56-cifar10; train one (growprune ",
         ),
+        ("prune --data cifr10", "data 'cifr10': no such image set, did you mean 'cifar10'?"),
+        ("prune --data cifr10 --weights none", "data 'cifr10': no such image set"),
         ("prune --weights none", "weights 'none': no such file, or a folder without model.safetensors; give a run's"),
         ("prune --schedule greg3", "--schedule: 'greg3' is not greg1, greg2 or oneshot, did you mean 'greg2'?"),
         ("prune --weights FILE --ratios half", "'half' is not a number"),
@@ -248,7 +254,7 @@ def test_the_demos_options_default_to_its_config() -> None:
         ("measure --model resnet20 --ratios 2", "2.0 is outside"),
         ("measure --model resnet20 --ratios half", "'half' is not a number"),
         ("measure --model resnet20 --ratios ''", "--ratios: is empty"),
-        ("measure --model resnet20 --speedup 900", "no ratio gives 900x"),
+        ("measure --model resnet20 --speedup 900", "growprune: speedup: no ratio gives 900x"),
         ("measure --input 3x", "--input: '3x' is no shape"),
         ("measure --input 3x0x8", "--input: '3x0x8' is no shape"),
         (
@@ -656,23 +662,24 @@ def test_without_a_network_it_is_said_how_to_give_weights_a_file(
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", no_network)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (images := tmp_path / "images").mkdir()
     asked = ("prune", "--model", "torchvision:resnet50", "--weights", "ResNet50_Weights.IMAGENET1K_V1")
-    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    code, out, err = growprune_says(*asked, "--data", images, "--out", tmp_path / "run")
     assert (code, out) == (2, "")
     name, place = "resnet50-0676ba61.pth", tmp_path / "checkpoints"
     assert err.startswith("growprune: weights 'ResNet50_Weights.IMAGENET1K_V1': cannot be downloaded (")
     assert err.endswith(f"); put the file {name} into {place} (prune and eval also take its path, with --weights)\n")
     assert err.count("\n") == 1
     (place / name).write_bytes(b"half of it")
-    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    code, out, err = growprune_says(*asked, "--data", images, "--out", tmp_path / "run")
     said = (
         f"growprune: {place / name}: damaged, or another file of that name: its SHA-256 does not begin with 0676ba61\n"
     )
     assert (code, out, err) == (2, "", said)
     monkeypatch.setattr("growprune.weights.digest", lambda path: "0676ba61")  # as if it were the right one
-    code, out, err = growprune_says(*asked, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    code, out, err = growprune_says(*asked, "--data", images, "--out", tmp_path / "run")
     assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith(f"growprune: data '{tmp_path}/nowhere': no such image set")
+    assert err.startswith(f"growprune: {images}: no images found")
 
 
 @pytest.mark.parametrize(("rank", "looks"), [("0", True), ("1", False), (None, True)])

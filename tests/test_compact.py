@@ -1009,7 +1009,7 @@ def test_an_averaged_copy_is_cut_like_its_network() -> None:
     with torch.no_grad():
         for p in ema.module.parameters():
             p.add_(torch.randn_like(p))  # by its own norms it would pick others
-    first, twin = (gp.Pruner(each, IMAGE, schedule=gp.OneShot()) for each in (net, ema.module))
+    first, twin = (gp.Pruner(each, IMAGE, schedule=gp.OneShot()) for each in (net, ema))
     assert any(not torch.equal(a, b) for a, b in zip(first.masks().values(), twin.masks().values(), strict=True))
     twin.load_state_dict(first.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(first.masks().values(), twin.masks().values(), strict=True))

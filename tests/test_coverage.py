@@ -186,7 +186,7 @@ class Hard(nn.Module):
 
 
 def test_a_width_in_the_code_is_found_by_trial() -> None:
-    with pytest.warns(UserWarning, match=r"1 layers stay.*'c'"):
+    with pytest.warns(UserWarning, match=r"1 layer stays.*'c'"):
         pruner = gp.Pruner(Hard(), torch.randn(1, 3, 8, 8), gp.OneShot())
     assert list(pruner.skipped) == ["c"]
     assert set(pruner.stays) == {"a", "c", "fc"}
@@ -214,7 +214,7 @@ class Counting(nn.Module):
 def test_a_width_in_the_code_is_found_before_what_starts_at_zero_has_moved(zero: str) -> None:
     torch.manual_seed(0)
     model, x = Counting(zero).eval(), torch.randn(2, 3, 8, 8)
-    with pytest.warns(UserWarning, match=r"1 layers stay.*'b'"):
+    with pytest.warns(UserWarning, match=r"1 layer stays.*'b'"):
         pruner = gp.Pruner(model, x, coupled=True)
     assert list(pruner.skipped) == ["b"]
     assert not bool(model.get_parameter(zero).any())
@@ -315,7 +315,7 @@ def test_a_layer_that_the_example_does_not_reach_stays_told_when_others_are_give
             super().__init__()
             self.never = nn.Linear(5, 5)
 
-    with pytest.warns(UserWarning, match="1 layers stay"):
+    with pytest.warns(UserWarning, match="1 layer stays"):
         pruner = gp.Pruner(Both(), torch.randn(1, 3, 8, 8), gp.OneShot())
     assert pruner.stays["never"] == "the example does not reach it"
 
@@ -354,7 +354,7 @@ def test_what_hangs_on_a_layer_given_up_on_trial_stays_too() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.fc(self.dw(self.c(self.b(self.a(x)))).view(-1, 128))
 
-    with pytest.warns(UserWarning, match="1 layers stay"):
+    with pytest.warns(UserWarning, match="1 layer stays"):
         pruner = gp.Pruner(Hung(), torch.randn(1, 3, 4, 4), gp.OneShot())
     assert list(pruner.skipped) == ["c"]
     assert pruner.stays["c"] == pruner.skipped["c"]

@@ -385,7 +385,12 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "a number": (nn.Linear(2, 3), gp.OBD(3), "pairs, not int"),  # type: ignore[arg-type]
     "triples": (nn.Linear(2, 3), gp.OBD([(ONES, ONES, ONES)]), "pairs"),  # type: ignore[list-item]
     "no loss": (nn.Linear(2, 3), gp.Taylor([(ONES, torch.tensor([0, 1, 2]))], loss="mse"), "TypeError"),  # type: ignore[arg-type]
-    "dict": (Two(), gp.OBD([(torch.ones(3, 3), torch.tensor([0, 1, 2]))]), "TypeError"),
+    "dict": (
+        Two(),
+        gp.OBD([(torch.ones(3, 3), torch.tensor([0, 1, 2]))]),
+        "give loss=, a function of output and target",
+    ),
+    "dict, Taylor": (Two(), gp.Taylor([(torch.ones(3, 3), torch.tensor([0, 1, 2]))]), "; give loss="),
     "dict, alone": (Two(), gp.Taylor(), "give batches and a loss"),
 }
 
@@ -398,6 +403,7 @@ def test_criteria_refuse_in_one_line(case: str) -> None:
         criterion.collect(net, torch.ones(2, 3) if case == "dict, alone" else ONES)
     assert word in str(found.value)
     assert "\n" not in str(found.value)
+    assert ("give loss=" in str(found.value)) == ("give loss=" in word)
 
 
 def test_obd_is_seeded_and_more_probes_are_other_probes() -> None:

@@ -438,7 +438,7 @@ def test_scores_that_are_masked_are_compared_as_others_are() -> None:
     x = torch.randn(2, 3)
     assert gp.Pruner(Masked(-torch.inf), x, gp.OneShot()).compact().b.out_features == 4
     said = "without a filter of 'b' it fails: the output changes by"
-    with pytest.warns(UserWarning, match="1 layers stay"), pytest.raises(gp.GrowpruneError, match=said):
+    with pytest.warns(UserWarning, match="1 layer stays"), pytest.raises(gp.GrowpruneError, match=said):
         gp.Pruner(Masked(-torch.inf, wide=True), x, gp.OneShot())
     with pytest.raises(gp.GrowpruneError, match="puts out NaN"):
         gp.Pruner(Masked(torch.nan), x, gp.OneShot())

@@ -73,7 +73,7 @@ class Counting(nn.Module):
 def test_a_wrong_output_is_seen_whatever_holds_it(kind: str) -> None:
     torch.manual_seed(0)
     refused = pytest.raises(gp.GrowpruneError, match="no filter of 'b' can go: the output changes by")
-    with refused, pytest.warns(UserWarning, match="1 layers stay"):
+    with refused, pytest.warns(UserWarning, match="1 layer stays"):
         gp.Pruner(Counting(OUTPUTS[kind]), X, gp.OneShot(), ratios={"b": 0.5})
     small = gp.Pruner(Counting(OUTPUTS[kind], counts=False), X, gp.OneShot(), ratios={"b": 0.5}).compact()
     assert small.b.out_features == 8
@@ -196,7 +196,7 @@ def test_a_forward_that_makes_float32_hides_nothing_behind_a_large_output() -> N
     torch.manual_seed(0)
     x = torch.randint(0, 255, (4, 10), dtype=torch.uint8)
     large = OUTPUTS["beside a large one"]
-    with pytest.raises(gp.GrowpruneError, match="no filter of 'b'"), pytest.warns(UserWarning, match="1 layers stay"):
+    with pytest.raises(gp.GrowpruneError, match="no filter of 'b'"), pytest.warns(UserWarning, match="1 layer stays"):
         gp.Pruner(Cast(large), x, gp.OneShot(), ratios={"b": 0.5})
     gp.Pruner(Cast(large, counts=False), x, gp.OneShot(), ratios={"b": 0.5}).compact()
 
@@ -212,7 +212,7 @@ def test_nor_does_one_that_cannot_run_in_double_behind_what_is_the_same_in_both(
     def out(z: Tensor) -> tuple[Tensor, Tensor]:
         return z, torch.full((3,), constant)
 
-    with pytest.raises(gp.GrowpruneError, match="no filter of 'b'"), pytest.warns(UserWarning, match="1 layers stay"):
+    with pytest.raises(gp.GrowpruneError, match="no filter of 'b'"), pytest.warns(UserWarning, match="1 layer stays"):
         gp.Pruner(Single(out), X, gp.OneShot(), ratios={"b": 0.5})
     gp.Pruner(Single(out, counts=False), X, gp.OneShot(), ratios={"b": 0.5}).compact()
 
@@ -264,7 +264,7 @@ class Noisy(nn.Module):
 @pytest.mark.parametrize("kind", ["drop", "add"])
 def test_a_network_that_could_not_train_is_no_plan(kind: str) -> None:
     x = torch.randn(1, 3, 7, 7)
-    with pytest.warns(UserWarning, match="1 layers stay: .* 'b' \\(in training RuntimeError"):
+    with pytest.warns(UserWarning, match="1 layer stays: .* 'b' \\(in training RuntimeError"):
         small = gp.Pruner(Noisy(kind), x, gp.OneShot(), ratios=0.5).compact()
     assert (small.b.out_channels, small.c.out_channels) == (16, 4)
     small.train()(torch.randn(4, 3, 7, 7))
@@ -336,5 +336,5 @@ def test_a_graph_may_be_sparse(layout: str, held: bool) -> None:
 
 def test_nan_in_a_sparse_buffer_is_refused() -> None:
     bad = torch.eye(10).to_sparse() * float("nan")
-    with pytest.raises(gp.GrowpruneError, match="'adjacency' holds NaN"):
+    with pytest.raises(gp.GrowpruneError, match=r"'adjacency' holds NaN or .* diverged.* a lower learning rate$"):
         gp.Pruner(Graph(bad), torch.randn(10, 5))

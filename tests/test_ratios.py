@@ -139,8 +139,9 @@ def test_a_ratio_takes_the_least_whole_number_of_filters(r: float, size: int) ->
 
 
 def test_numbers_from_numpy_are_numbers() -> None:
-    """As a sweep over np.linspace gives them."""
+    """As a sweep over np.linspace gives them; one from torch too."""
     half = np.float64(0.5)
+    assert lost(plan(torch.tensor(0.5))) == lost(plan(half))
     by_stage = [np.float64(0), half, half, half]
     for ratios in (half, gp.Global(half), {"layer1.0.conv1": half}, by_stage, gp.Speedup(half * 3.08)):
         assert sum(lost(plan(ratios)).values()) > 0
@@ -169,7 +170,11 @@ def test_numbers_from_numpy_are_numbers() -> None:
         ([], ("ratios",)),
         ({}, ("ratios",)),
         ("half", ("half",)),
-        (1.0, ("1.0",)),
+        (1.0, ("1.0 is outside [0, 1)",)),
+        (50, ("50.0 is outside [0, 1); for 50 % give 0.5",)),
+        ("[0, 32.5, 0, 0]", ("for 32.5 % give 0.325",)),
+        (gp.Global(70), ("for 70 % give 0.7",)),
+        (torch.tensor([0.5]), ("tensor([0.5000])",)),
         (-0.1, ("-0.1",)),
         (float("nan"), ("nan",)),
         ("nan", ("nan",)),
@@ -212,7 +217,7 @@ def test_refusals_that_depend_on_the_network() -> None:
     example, net = batch((2, 2, 6, 6), 3)[0], TwoConvs().double()
     refused(lambda: plan("[0, 0.5]", net, example), "no residual stages", "[0.0, 0.5]")
     refused(lambda: plan(gp.Speedup(1.5, per="stage"), net, example), "stage")
-    refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "a speed-up is for granularity filter")
+    refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "speedup: only with granularity filter")
     refused(lambda: plan({"fc": 0.5}, net, example), "'fc'")
 
 
@@ -687,20 +692,38 @@ def test_what_nothing_is_cut_from_is_named(granularity: Any) -> None:
 
 
 def test_a_speed_up_that_is_out_of_reach_says_what_stays() -> None:
-    words = "nearest is 1.", "stay whole since it is neither a convolution nor a linear layer (table, ...)"
+    words = (
+        "nearest is 1.",
+        "stay whole since it is neither a convolution nor a linear layer (table, ...)",
+        "; ask for 1.",
+    )
     refused(lambda: plan(gp.Speedup(3.0), Recurrent(), torch.zeros(2, 5).long()), *words)
+
+
+def test_a_speed_up_between_those_there_are_says_what_to_ask_for() -> None:
+    """What stays is not to blame: more would be within reach."""
+    net, example = nn.Sequential(*(nn.Linear(a, b) for a, b in ((4, 4), (4, 3), (3, 2)))), torch.ones(1, 4)
+    with pytest.raises(
+        gp.GrowpruneError, match=r"^speedup: no ratio gives 1.4x within 1 %: the nearest is (.*)x; ask for \1$"
+    ) as found:
+        plan(gp.Speedup(1.4), net, example)
+    nearest = float(str(found.value).rpartition(" ")[2])
+    assert reached(plan(gp.Speedup(nearest), net, example), net, example) == pytest.approx(nearest, rel=0.01)
+    refused(lambda: plan(gp.Speedup(1.02), net, example), "nearest is 1x")  # which nobody would ask for
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(2, 40), min_size=2, max_size=4), st.floats(1, 8))
 def test_a_speed_up_is_met_or_refused(widths: list[int], times: float) -> None:
-    """Narrow networks have no ratio for every target: then the nearest is named."""
+    """Narrow networks have no ratio for every target: then the nearest is named, and met if asked for."""
     sizes = [6, *widths, 5]
     net = nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(sizes)))
     example = torch.ones(1, 6)
     try:
         pruner = plan(gp.Speedup(times), net, example)
-    except gp.GrowpruneError:
-        refused(lambda: plan(gp.Speedup(times), net, example), "nearest")
-        return
+    except gp.GrowpruneError as error:
+        found = re.search(r"the nearest is ([\d.]+)x", str(error))
+        assert found is not None
+        times = float(found[1])
+        pruner = plan(gp.Speedup(times), net, example)
     assert reached(pruner, net, example) == pytest.approx(times, rel=0.0101)

@@ -225,7 +225,9 @@ def test_the_layout_is_the_builders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrap", [nn.DataParallel, lambda m: torch.compile(m, backend="eager")], ids=["parallel", "compiled"]
+    "wrap",
+    [nn.DataParallel, lambda m: torch.compile(m, backend="eager"), torch.optim.swa_utils.AveragedModel],
+    ids=["parallel", "compiled", "averaged"],
 )
 def test_a_wrapped_network_is_saved_and_loaded_as_itself(
     tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]

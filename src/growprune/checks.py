@@ -28,11 +28,14 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+WRAPPERS = nn.parallel.DistributedDataParallel, nn.DataParallel, torch.optim.swa_utils.AveragedModel
+
+
 def itself(model: nn.Module) -> nn.Module:
-    """Out of DistributedDataParallel, DataParallel and torch.compile, with the same parameters."""
+    """Out of DistributedDataParallel, DataParallel, AveragedModel and torch.compile, with the same parameters."""
     while True:
         inner = getattr(model, "_orig_mod", None)  # torch.compile
-        if inner is None and isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        if inner is None and isinstance(model, WRAPPERS):
             inner = model.module
         if inner is None:
             return model
@@ -128,7 +131,10 @@ def weights(model: nn.Module) -> None:
         if torch.nn.parameter.is_lazy(t):
             raise GrowpruneError(f"'{name}' is not initialised: run the model once first")
     if (bad := unsound(model)) is not None:
-        raise GrowpruneError(f"'{bad}' holds NaN or infinite values")
+        raise GrowpruneError(
+            f"'{bad}' holds NaN or infinite values; if training diverged, go back to before it did and take a lower "
+            "learning rate"
+        )
 
 
 def unheld(model: nn.Module) -> None:

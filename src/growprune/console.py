@@ -217,14 +217,20 @@ def spelled(parameter: Any) -> str:
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 
+def spellings(command: Any) -> list[str]:
+    return [name for each in command.params for name in (*each.opts, *each.secondary_opts)]
+
+
 def usage(error: Any) -> str:
     """What is wrong with the command line, the nearest name where one is near, and where to look."""
     context = getattr(error, "ctx", None)
     message = str(error.format_message()).strip().rstrip(".")
     unknown = getattr(error, "option_name", None)
     if unknown and context and type(error).__name__ == "NoSuchOption":
-        there = [name for each in context.command.params for name in (*each.opts, *each.secondary_opts)]
-        message = f"no option {unknown}{nearest(unknown, there)}"
+        there, commands = spellings(context.command), getattr(context.find_root().command, "commands", {})
+        others = [name for name, command in commands.items() if unknown in spellings(command)]
+        elsewhere = f"; it belongs to {listed(others)}" if others else ""
+        message = f"no option {unknown}{nearest(unknown, there, 0.8) or elsewhere or nearest(unknown, there)}"
     return f"{message} ({context.command_path if context else 'growprune'} --help lists what there is)"
 
 

@@ -84,7 +84,7 @@ class Taylor(Criterion):
     adds: ClassVar[bool] = True
 
     def collect(self, model: nn.Module, example_input: Any) -> dict[str, Tensor]:
-        return average(self.batches, model, example_input, lambda net, x, y: gradients(self.loss(call(net, x), y), net))
+        return average(self, model, example_input, lambda net, x, y: gradients(self.loss(call(net, x), y), net))
 
     def score(self, weight: Tensor, extra: Tensor | None, generator: torch.Generator) -> Tensor:
         assert extra is not None
@@ -122,7 +122,7 @@ class OBD(Criterion):
                     total[name] = total.get(name, 0) + exact(g).square() / self.probes
             return total
 
-        found = average(self.batches, model, example_input, diagonal)
+        found = average(self, model, example_input, diagonal)
         if not any(bool(h.any()) for h in found.values()):
             raise GrowpruneError(
                 "criterion: this loss does not curve in the model's outputs, so OBD cannot tell its filters apart: let "
@@ -291,12 +291,13 @@ def gradients(loss: Tensor, model: nn.Module, retain_graph: bool = False) -> dic
 
 
 def average(
-    batches: Batches | None,
+    criterion: Taylor | OBD,
     model: nn.Module,
     example_input: Any,
     measured: Callable[[nn.Module, Any, Any], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """The mean of a measurement over batches, on a copy in evaluation mode: the model itself is not touched."""
+    batches = criterion.batches
     net = switched(copied(model), training=False)
     for p in net.parameters():
         p.requires_grad_(p.is_floating_point() or p.is_complex())
@@ -326,8 +327,9 @@ def average(
         except (GrowpruneError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            way = "; give loss=, a function of output and target" if criterion.loss is F.cross_entropy else ""
             raise GrowpruneError(
-                f"criterion: model and loss fail on a batch: {type(error).__name__}: {line(error)}"
+                f"criterion: model and loss fail on a batch: {type(error).__name__}: {line(error)}{way}"
             ) from error
         for name, value in found.items():
             value = exact(value.detach())

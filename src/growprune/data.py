@@ -54,6 +54,14 @@ class Dataset:
         return channels, height, width
 
 
+def known(name: str) -> None:
+    """Refuse, in one line, what is neither a set's name nor a folder. Reads nothing."""
+    root = Path(name).expanduser()
+    if name not in NAMES and not root.is_dir():
+        what = "is a file; a folder is wanted" if root.exists() else f"no such image set{nearest(name, NAMES)}"
+        raise GrowpruneError(f"data '{name}': {what} ({', '.join(NAMES)}, or the path of a folder)")
+
+
 def load(
     name: str,
     data_dir: str | Path | None = None,
@@ -71,15 +79,13 @@ def load(
     Images of several sizes that are forced into memory are brought to squares of `resolution` pixels. Mean and
     deviation are the training images' own, or `scaled` where that has as many channels.
     """
+    known(name)
     wanted = Wanted(stream, resolution)
     if name == "digits":
         return described(name, digits(), resolution, scaled, flip=False)
     if name in KINDS:
         return described(name, cifar(name, Path(data_dir or "data"), download, wanted), resolution, scaled)
     root = Path(name).expanduser()
-    if not root.is_dir():
-        what = "is a file; a folder is wanted" if root.exists() else f"no such image set{nearest(name, NAMES)}"
-        raise GrowpruneError(f"data '{name}': {what} ({', '.join(NAMES)}, or the path of a folder)")
     found = find([root], [], KINDS, wanted)
     if found is None:
         there = next((f"has {name}/, but no train/" for name in HELD_OUT if (root / name).is_dir()), "no images found")

@@ -68,13 +68,13 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """', did you mean X?' for the known name most like `name`, or nothing.
 
     >>> nearest("layer1.0.con1", ["layer1.0.conv1", "fc"])
     ", did you mean 'layer1.0.conv1'?"
     """
-    close = difflib.get_close_matches(name, list(known), n=1)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f", did you mean '{close[0]}'?" if close else ""
 
 

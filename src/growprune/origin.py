@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from growprune import config as configs
-from growprune import distributed, evaluation, models, ratios, recipe
+from growprune import data, distributed, evaluation, models, ratios, recipe
 from growprune.config import CLASSES, Config, Prune
 from growprune.errors import GrowpruneError
 from growprune.feeds import Images
@@ -30,6 +30,7 @@ def sensible(config: Config) -> None:
 def foresee(config: Config) -> None:
     """Refuse what cannot work before any image is read, or downloaded."""
     models.known(config.model)
+    data.known(config.data)
     weights = getattr(config, "weights", None)
     if config.command == "prune" and weights == str(place := configs.folder("train", config)) and not place.exists():
         raise GrowpruneError(
@@ -40,9 +41,9 @@ def foresee(config: Config) -> None:
         weights_file(weights, config.model, classes(config.data))
 
 
-def classes(data: str) -> int | None:
+def classes(name: str) -> int | None:
     """Of a set, as far as it can be told without reading it."""
-    return CLASSES.get(data) or len(subfolders(Path(data) / "train")) or None
+    return CLASSES.get(name) or len(subfolders(Path(name) / "train")) or None
 
 
 def network(config: Config, images: Images, folder: Folder | None) -> nn.Module:

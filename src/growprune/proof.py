@@ -287,5 +287,8 @@ def unprovable(model: nn.Module, found: Groups, example_input: Any) -> dict[str,
             f"no layer fails alone, but together: {together}; name some of them in the option ignore; {OR_SELECTS}"
         )
     shown = ", ".join(f"'{name}' ({why})" for name, why in list(failing.items())[:3])
-    warnings.warn(f"{len(failing)} layers stay: the model's own code fails without them: {shown}", stacklevel=3)
+    stay = "1 layer stays: the model's own code fails without it"
+    if len(failing) > 1:
+        stay = f"{len(failing)} layers stay: the model's own code fails without them"
+    warnings.warn(f"{stay}: {shown}", stacklevel=3)
     return failing

@@ -103,7 +103,7 @@ def read(ratios: Ratios) -> Spec:
     spec: Spec
     if isinstance(ratios, str):
         spec = parse(ratios)
-    elif is_real(ratios):
+    elif is_real(ratios) or (isinstance(ratios, torch.Tensor) and not ratios.dim()):
         spec = Uniform(number(ratios))
     elif isinstance(ratios, Mapping):
         spec = ByName(tuple((str(k), number(v)) for k, v in ratios.items()))
@@ -177,7 +177,8 @@ def check(spec: Spec) -> None:
         raise GrowpruneError("ratios: nothing is said of any layer")
     for value in values:
         if not (is_number(value) and 0 <= value < 1):
-            raise GrowpruneError(f"ratios: {value!r} is outside [0, 1)")
+            share = f"; for {value:g} % give {value / 100:g}" if is_number(value) and 1 < value < 100 else ""
+            raise GrowpruneError(f"ratios: {value!r} is outside [0, 1){share}")
     if isinstance(spec, Global) and not (spec.at_most is None or (is_number(spec.at_most) and 0 <= spec.at_most <= 1)):
         raise GrowpruneError(f"ratios: Global(at_most=...) is a number from 0 to 1, not {spec.at_most!r}")
     if isinstance(spec, Global) and not isinstance(spec.stem, bool):

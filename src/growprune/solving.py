@@ -66,7 +66,7 @@ def solve(times: float, by_stage: bool, groups: Groups, sizes: Mapping[str, torc
     """Remove filters one by one (or from one multiple to the next), always where the layer's ratio lags most, until the
     MACs are as asked."""
     if groups.granularity != "filter":
-        raise GrowpruneError("ratios: a speed-up is for granularity filter: zero weights alone save no MACs")
+        raise GrowpruneError("speedup: only with granularity filter: zero weights alone save no MACs")
     pace = torch.ones(len(groups.layers), dtype=torch.double)
     if by_stage:
         if groups.stages < 2:
@@ -99,14 +99,17 @@ def solve(times: float, by_stage: bool, groups: Groups, sizes: Mapping[str, torc
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if reached(steps(middle)) >= times else (middle + 1, high)
-    best = min((steps(n) for n in (low - 1, low) if n >= 0), key=off)
-    if off(best) > WITHIN:  # a single filter is much of a small network: perhaps another layer's fits better
-        best = min(beside(best, [len(g) - 1 for g in gone]), key=off)
+    best, *other = sorted((steps(n) for n in (low - 1, low) if n >= 0), key=off)
+    for near in (best, *other):  # a single filter is much of a small network: perhaps another layer's fits better
+        if off(best) > WITHIN:
+            best = min(best, *beside(near, [len(g) - 1 for g in gone]), key=off)
     if off(best) > WITHIN:
         whole = f" in multiples of {multiple}" if multiple > 1 else ""
-        why = why_none(groups.stays) if low == len(queue) and multiple == 1 else ""
-        near = f"the nearest is {reached(best):.3g}x"
-        raise GrowpruneError(f"ratios: no ratio gives {times:g}x within 1 %{whole}: {near}{why}")
+        most = reached(steps(len(queue)))
+        why = why_none(groups.stays) if most < times and multiple == 1 else ""
+        found = f"{reached(best):.3g}"
+        way = f"; ask for {found}" if found != "1" else ""
+        raise GrowpruneError(f"speedup: no ratio gives {times:g}x within 1 %{whole}: the nearest is {found}x{why}{way}")
     return lost(best)
 
 
