@@ -364,7 +364,7 @@ def test_what_hangs_on_a_layer_given_up_on_trial_stays_too() -> None:
 
 def test_that_no_layer_can_go_is_said_with_the_reasons() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(16, 2))
-    with pytest.raises(gp.GrowpruneError, match=r"1 stay whole since it reads the input, .* \(0\), 1 since it makes"):
+    with pytest.raises(gp.GrowpruneError, match=r"1 stays whole since it reads the input, .* \(0\), 1 since it makes"):
         gp.Pruner(model, torch.randn(1, 3, 2, 2), gp.OneShot())
 
 

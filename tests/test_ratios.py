@@ -142,6 +142,7 @@ def test_numbers_from_numpy_are_numbers() -> None:
     """As a sweep over np.linspace gives them; one from torch too."""
     half = np.float64(0.5)
     assert lost(plan(torch.tensor(0.5))) == lost(plan(half))
+    assert {read(kind(0.55)) for kind in (float, np.float32, np.float64, torch.tensor)} == {read("0.55")}
     by_stage = [np.float64(0), half, half, half]
     for ratios in (half, gp.Global(half), {"layer1.0.conv1": half}, by_stage, gp.Speedup(half * 3.08)):
         assert sum(lost(plan(ratios)).values()) > 0

@@ -144,9 +144,11 @@ def number(value: object) -> float:
     try:
         if isinstance(value, bool):
             raise TypeError
-        return float(value)  # type: ignore[arg-type]
+        found = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise GrowpruneError(f"ratios: {value!r} is not a number") from None
+    single = str(getattr(value, "dtype", "")).endswith("float32")
+    return float(f"{found:.7g}") if single else found  # 0.55 in single precision is a little more
 
 
 def write(spec: Spec) -> str:
