@@ -1631,7 +1631,7 @@ def pruned(name: str, classes: int, side: int, ratios: Any, ignore: tuple[str, .
 
 
 def removed(name: str, classes: int, side: int, ratios: Any, ignore: tuple[str, ...] = ()) -> tuple[str, str]:
-    """Speed-up and parameters removed in per cent, as printed in FACTS.md."""
+    """Speed-up, and parameters removed in per cent, to two decimals."""
     before, after = base(name, classes, side)[1], pruned(name, classes, side, ratios, ignore)
     return f"{gp.speedup(before, after):.2f}", f"{100 * (1 - after.params / before.params):.2f}"
 
