@@ -1,8 +1,8 @@
 """Algorithm 1 of the paper word for word, in plain Python: slow, and independent of growprune.
 
 Weights are nested lists of floats, λ is a Fraction (so that `λ > τ` is exact), SGD with momentum and weight decay is
-written out. Where the authors' code says more than the paper it is followed: GReg-2 grows by one δλ while it picks and by
-another while it pushes. The one step that the loop does at λ > τ counts as the first of the Ks.
+written out. Where the authors' code says more than the paper it is followed: GReg-2 grows by one δλ while it picks and
+by another while it pushes. The one step that the loop does at λ > τ counts as the first of the Ks.
 """
 
 import math

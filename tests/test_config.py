@@ -54,9 +54,11 @@ LEARNING_RATES = st.one_of(
 RATIOS = st.one_of(
     st.floats(0, 0.99).map(repr),
     st.lists(st.floats(0, 0.99), min_size=1, max_size=5).map(repr),
-    st.just("[0:0, 1-15:0.7]"),
+    st.sampled_from(["[0:0, 1-15:0.7]", "{conv1: 0.5, 'layer1.0': 0.25}"]),
 )
-TEXTS = {"lr": LEARNING_RATES, "ratios": RATIOS}
+NUMBERS = st.lists(st.floats(1e-3, 1), min_size=3, max_size=3).map(lambda values: ",".join(map(repr, values)))
+SCALES = st.one_of(st.sampled_from(["own", "imagenet", "none"]), st.tuples(NUMBERS, NUMBERS).map("/".join))
+TEXTS = {"lr": LEARNING_RATES, "ratios": RATIOS, "normalize": SCALES}
 
 
 def values_of(kind: type, name: str) -> st.SearchStrategy[Any]:

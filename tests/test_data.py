@@ -596,6 +596,43 @@ def test_what_images_are_scaled_by_is_not_measured_where_it_is_given(
     assert len(measured) == 2
 
 
+@pytest.mark.parametrize(
+    ("normalize", "mean", "std"),
+    [
+        ("none", (0.0,), (1.0,)),
+        ("0.5/0.25", (0.5,), (0.25,)),
+        ("none", (0.0,) * 3, (1.0,) * 3),
+        ("0.5/0.25", (0.5,) * 3, (0.25,) * 3),
+        ("0.5,0.4,-1/0.25,0.3,2", (0.5, 0.4, -1.0), (0.25, 0.3, 2.0)),
+    ],
+)
+def test_images_are_scaled_as_the_network_was_trained(
+    tmp_path: Path, normalize: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    """What the network sees is (pixel / 255 - mean) / deviation, channel by channel."""
+    pictures.write(tmp_path)
+    data_ = "digits" if len(mean) == 1 else str(tmp_path)
+    images = Images(Train(model="x", data=data_, normalize=normalize, device="cpu"), "cpu", World())
+    assert (images.dataset.mean, images.dataset.std) == (mean, std)
+    pixels = torch.full((1, len(mean), 2, 2), 51, dtype=torch.uint8)
+    expected = torch.tensor([(0.2 - m) / s for m, s in zip(mean, std, strict=True)])
+    torch.testing.assert_close(images.normal(pixels)[0, :, 0, 0], expected)
+
+
+def test_as_many_means_as_there_are_channels() -> None:
+    config = Train(model="x", data="digits", normalize="0.5,0.5,0.5/1,1,1", device="cpu")
+    with pytest.raises(
+        GrowpruneError, match="3 means and deviations, but images of digits have 1 channel; give one for"
+    ):
+        Images(config, "cpu", World())
+
+
+@pytest.mark.parametrize("text", ["onw", "0.5", "0.5/0", "0.5,0.5/1", "0.5/-1", "a/b", "nan/1", "0.5/1/2", "/"])
+def test_scales_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(GrowpruneError, match=r"^--normalize: .*; give own, imagenet, none, or means/deviations"):
+        Train(normalize=text)
+
+
 def test_the_example_is_the_same_noise_each_time() -> None:
     """On zeros a network without biases would show nothing of its filters, and removing some would be no proof."""
     images = Images(Train(model="x", data="digits", device="cpu"), "cpu", World())

@@ -1,6 +1,8 @@
 """What a loop of one's own may get wrong, found by people who did: told in one line, before it costs anything."""
 
 import io
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -214,3 +216,46 @@ def test_a_small_network_comes_to_the_speed_up_too(times: float) -> None:
                           nn.Linear(64, 10))  # fmt: skip
     small = gp.Pruner(model, X, gp.OneShot(), ratios=gp.Speedup(times)).compact()
     assert abs(gp.speedup(gp.measure(model, X), gp.measure(small, X)) / times - 1) <= 0.01
+
+
+def weights_pushed(tau: float, halfway: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+    """What is told when single weights go after 60 steps of λ = tau, with the state put through `halfway` at 30."""
+    model, state = nn.Sequential(nn.Flatten(), nn.Linear(64, 50), nn.Tanh(), nn.Linear(50, 3)), None
+    for until in (30, 60):
+        pruner = gp.Pruner(model, X, gp.GReg1(delta_lambda=tau, tau=tau, ku=1, ks=59), granularity="weight")
+        if state is not None:
+            pruner.load_state_dict(halfway(state))
+        pruner.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+        while pruner.step_count < until:
+            step(model, optimizer)
+        state = pruner.state_dict()
+        if until == 30:
+            pruner.detach()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pruner.compact()
+    return " ".join(str(each.message) for each in told)
+
+
+def test_single_weights_are_judged_by_what_they_were_when_they_were_picked() -> None:
+    """The least of them are small from the start: half the size of the others says nothing."""
+
+    def older(state: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in state.items() if key != "began"}
+
+    assert re.search(r"still 3\d% as large as what stays \(3\d% when it was picked\)", weights_pushed(1e-9, dict))
+    assert weights_pushed(1.0, dict) == weights_pushed(1e-9, older) == ""
+    with pytest.raises(gp.GrowpruneError, match="this is not a pruner's state: its 'began' is 'junk'"):
+        weights_pushed(1.0, lambda state: state | {"began": "junk"})
+
+
+def test_what_is_no_pruners_state_is_told_by_what_it_lacks() -> None:
+    pruner = gp.Pruner(net(), X, gp.GReg1(delta_lambda=0.1, ks=1))
+    for given in ({}, net().state_dict()):
+        with pytest.raises(gp.GrowpruneError, match="this is not a pruner's state: it has no 'plan'"):
+            pruner.load_state_dict(dict(given))
+    other = gp.Pruner(net(), X, gp.GReg1(delta_lambda=0.1, ks=1), ratios=0.25).state_dict()
+    with pytest.raises(
+        gp.GrowpruneError, match=r"of another plan: what goes of each layer is \[\d.*\], here it is \[\d"
+    ):
+        pruner.load_state_dict(other)

@@ -74,6 +74,7 @@ def test_every_form_is_read(given_: Ratios, spec: Spec) -> None:
 
 
 ratio = st.floats(0, 1, exclude_max=True, allow_subnormal=True)
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+){0,3}", fullmatch=True)
 
 
 @st.composite
@@ -85,9 +86,46 @@ def ranges(draw: st.DrawFn) -> Ranges:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.one_of(ratio.map(Uniform), st.lists(ratio, min_size=1, max_size=8).map(tuple).map(Stages), ranges()))
+@given(
+    st.one_of(
+        ratio.map(Uniform),
+        st.lists(ratio, min_size=1, max_size=8).map(tuple).map(Stages),
+        ranges(),
+        st.dictionaries(NAMES, ratio, min_size=1, max_size=5).map(lambda found: ByName(tuple(found.items()))),
+    )
+)
 def test_what_is_written_is_read_again(spec: Spec) -> None:
     assert read(write(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "text", ["{conv1: 0.5, 'layer1.0': 0.25}", '{"conv1":0.5,"layer1.0":.25}', "{conv1:0.5,layer1.0:0.25}"]
+)
+def test_names_and_their_ratios_can_be_given_as_text(text: str) -> None:
+    """As Python and JSON write them, and without quotes."""
+    assert read(text) == ByName((("conv1", 0.5), ("layer1.0", 0.25)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{conv1: 0.5", "has no closing }"),
+        ("{conv1 0.5}", "cannot read 'conv1 0.5' in '{conv1 0.5}'; write 'name: ratio'"),
+        ("{conv1: half}", "'half' is not a number"),
+        ("{}", "'{}' has an empty place"),
+        ("50%", "'50%' is not a number: give 0.5, '[0, 0.5, 0.5, 0.5]' by stage, '[0:0, 1-15:0.7]' by layer, or"),
+        ("conv1=0.5", "or '{layer1.0.conv1: 0.5}' by name"),
+    ],
+)
+def test_text_that_says_no_ratios(text: str, said: str) -> None:
+    with pytest.raises(gp.GrowpruneError, match=re.escape(said)):
+        read(text)
+
+
+def test_a_layer_that_there_is_not_and_none_is_near_has_the_first_ones_listed() -> None:
+    said = "has no layer 'nowhere'; ratios can be given for 'fc1' and 'fc2'"
+    with pytest.raises(gp.GrowpruneError, match=said.replace(" and ", ", ")):
+        gp.Pruner(seeded(MLP), torch.zeros(1, 5, dtype=torch.double), gp.OneShot(), ratios={"nowhere": 0.5})
 
 
 def test_no_two_global_ratios_are_written_alike() -> None:

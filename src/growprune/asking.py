@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from growprune.config import MODELS, MULTIPLE, PRECISIONS, SETS, STATE, THREADS, amounts
+from growprune.config import LISTS, MODELS, MULTIPLE, PRECISIONS, SCALES, SETS, STATE, THREADS, amounts, scaling
 from growprune.errors import GrowpruneError
 from growprune.options import Options, option
 
@@ -33,7 +33,7 @@ class Eval(Options):
     data_dir: str | None = option(
         None, "Where cifar10 and cifar100 lie, or are downloaded to. [data]", metavar="FOLDER"
     )
-    normalize: Literal["own", "imagenet"] | None = option(None, "Whose mean and deviation the images are scaled by")
+    normalize: str | None = option(None, SCALES, metavar="SCALE", check=lambda text: scaling(text))
     resolution: int | None = option(None, "Side of the square that larger images are cropped to. [224]", min=8)
     device: str | None = option(None, "auto, cpu or cuda. [auto]", metavar="NAME")
     threads: int | None = option(None, f"{THREADS} [0]", min=0, max=1024)
@@ -50,9 +50,7 @@ class Measure(Options):
         None, "Shape of one input. [3x32x32]", metavar="SHAPE", check=lambda text: read_shape(text)
     )
     weights: str | None = option(None, f"Of a network that was trained, or pruned: {STATE}", metavar="PATH")
-    ratios: str | None = option(
-        None, "0.5, '[0, 0.5, 0.5, 0.5]' by stage or '[0:0, 1-15:0.7]' by layer.", metavar="LIST"
-    )
+    ratios: str | None = option(None, f"0.5, {LISTS}", metavar="LIST")
     speedup: float | None = option(None, "Instead of ratios: how many times fewer MACs.", above=1)
     global_ratio: float | None = option(
         None, "Instead of ratios: one over all layers together, by L1 norms; needs --weights.", above=0, below=1

@@ -22,7 +22,12 @@ MODELS = "resnet56, vgg19, torchvision:NAME, timm:NAME or package.module:functio
 SETS = "cifar10, cifar100, digits, or a folder: CIFAR's files, .npz pair, class folders."
 THREADS = "CPU threads; 0: OMP_NUM_THREADS, else all cores, beside a GPU one."
 STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's name, as ResNet50_Weights.IMAGENET1K_V1."
+LISTS = "'[0, 0.5, 0.5, 0.5]' by stage, '[0:0, 1-15:0.7]' by layer, or '{layer1.0.conv1: 0.5}' by name."
 MULTIPLE = "Filters that stay in a layer that loses some come in multiples of this."
+SCALES = (
+    "How images are scaled, as the network was trained: by their own mean and deviation, by imagenet's, none (0 to 1), "
+    "or as 0.5/0.25 or 0.5,0.5,0.4/0.2,0.2,0.3 (means/deviations)."
+)
 PRECISIONS = "Of the training step (fp32 may round to TF32, ieee does not; auto is the faster of bf16 and fp32)"
 CLASSES: dict[str, int] = {"digits": 10, "cifar10": 10, "cifar100": 100}
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -49,7 +54,7 @@ class Config(Options):
     weight_decay: float = option(5e-4, "SGD's weight decay.", TRAIN, min=0)
     label_smoothing: float = option(0.0, "Share of the target spread over all classes.", TRAIN, min=0, below=1)
     augment: bool = option(True, "Random crops and flips while training.", TRAIN)
-    normalize: Literal["own", "imagenet"] = option("own", "Whose mean and deviation the images are scaled by", NET)
+    normalize: str = option("own", SCALES, NET, metavar="SCALE", check=lambda text: scaling(text))
     resolution: int = option(224, "Side of the square that larger images are cropped to.", NET, min=8)
     workers: int = option(-1, "Processes that read larger images; -1: one a core.", SPEED, min=-1, max=1024)
     decode: Literal["auto", "cpu", "gpu"] = option(
@@ -108,8 +113,7 @@ class Prune(Config):
     criterion: Literal["l1", "l2", "taylor", "obd", "random"] = option("l1", "Which go", PRUNE)
     granularity: Literal["filter", "weight"] = option("filter", "What goes, whole filters or single weights", PRUNE)
     ratios: str | None = option(
-        None, "How much goes: 0.5 (the default), '[0, 0.5, 0.5, 0.5]' by stage or '[0:0, 1-15:0.7]' by layer.",
-        PRUNE, metavar="LIST", also=(int, float, list),
+        None, f"How much goes: 0.5 (the default), {LISTS}", PRUNE, metavar="LIST", also=(int, float, list, dict),
     )  # fmt: skip
     speedup: float | None = option(None, "Instead of ratios: how many times fewer MACs.", PRUNE, above=1)
     global_ratio: float | None = option(
@@ -246,6 +250,34 @@ def same_place(one: Any, other: Any) -> bool:
         return not CLASSES.keys() & {one, other} and os.path.samefile(one, other)
     except (OSError, TypeError):
         return False
+
+
+# -- how images are scaled -------------------------------------------------------------------------------------------
+
+Scaling = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and deviation of each channel, of pixels from 0 to 1; a single one stands for all channels."""
+IMAGENET: Scaling = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def scaling(text: str) -> Scaling | None:
+    """What `--normalize` says; None is the images' own.
+
+    >>> scaling("own"), scaling("none"), scaling("0.5/0.25"), scaling("0.5,0.4/0.2,0.3")
+    (None, ((0.0,), (1.0,)), ((0.5,), (0.25,)), ((0.5, 0.4), (0.2, 0.3)))
+    """
+    if text in (found := {"own": None, "imagenet": IMAGENET, "none": ((0.0,), (1.0,))}):
+        return found[text]
+    means, _, deviations = text.partition("/")
+    try:
+        mean, std = (tuple(float(each) for each in part.split(",")) for part in (means, deviations))
+        if len(mean) != len(std) or not all(map(math.isfinite, mean)):
+            raise ValueError
+        return mean, tuple(positive(str(each)) for each in std)
+    except ValueError:
+        raise GrowpruneError(
+            f"--normalize: cannot read '{text}'{nearest(text, found)}; give own, imagenet, none, or means/deviations "
+            "of pixels from 0 to 1, as 0.5/0.25 or 0.5,0.5,0.4/0.2,0.2,0.3"
+        ) from None
 
 
 # -- learning rates --------------------------------------------------------------------------------------------------

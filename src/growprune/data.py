@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from growprune.cifar import KINDS, fetch, present, read_cifar, where_to_put
+from growprune.config import IMAGENET, Scaling
 from growprune.errors import GrowpruneError, nearest
 from growprune.reading import HELD_OUT, Folder, Found, Part, Wanted, cores, picture, read_classes, read_pair
 
 NAMES = ("digits", *KINDS)
 SAMPLED = 1000  # images of a streamed set that its mean and deviation are taken from
-Scale = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and deviation, a number for each channel."""
 
 
@@ -69,7 +69,7 @@ def load(
     download: bool = True,
     stream: bool | None = None,
     resolution: int = 224,
-    scaled: Scale | None = None,
+    scaled: Scaling | None = None,
 ) -> Dataset:
     """`digits`, `cifar10`, `cifar100`, or a folder's path.
 
@@ -77,7 +77,7 @@ def load(
     train.npz and test.npz (as x, y, classes), CIFAR's python files, or train/<class>/ and val/<class>/ (or test/) with
     images. Those of one size up to 64 pixels a side are kept in memory, others are streamed; `stream` forces either.
     Images of several sizes that are forced into memory are brought to squares of `resolution` pixels. Mean and
-    deviation are the training images' own, or `scaled` where that has as many channels.
+    deviation are the training images' own, or as `scaled` says.
     """
     known(name)
     wanted = Wanted(stream, resolution)
@@ -95,12 +95,24 @@ def load(
     return described(root.resolve().name, found, resolution, scaled)
 
 
-def described(name: str, found: Found, resolution: int, scaled: Scale | None, flip: bool = True) -> Dataset:
+def described(name: str, found: Found, resolution: int, scaled: Scaling | None, flip: bool = True) -> Dataset:
     channels = found.train.x.shape[3] if isinstance(found.train, Part) else 3
-    given = scaled if scaled is not None and len(scaled[0]) == channels else None
-    mean, std = given or statistics(found.train, resolution)
+    mean, std = fitting(name, scaled, channels) or statistics(found.train, resolution)
     pad = min(found.train.x.shape[1:3]) // 8 if isinstance(found.train, Part) else 0
     return Dataset(name, found.train, found.test, found.classes, mean, std, pad, flip)
+
+
+def fitting(name: str, scaled: Scaling | None, channels: int) -> Scaling | None:
+    """For each channel: one mean and deviation stand for all; ImageNet's say nothing of images that have no colours."""
+    if scaled is None or (scaled == IMAGENET and channels != len(IMAGENET[0])):
+        return None
+    if len(scaled[0]) not in (1, channels):
+        raise GrowpruneError(
+            f"--normalize: {len(scaled[0])} means and deviations, but images of {name} have "
+            f"{channels} channel{'s' * (channels > 1)}; give one for all, or {channels}"
+        )
+    mean, std = (part * (channels // len(part)) for part in scaled)
+    return mean, std
 
 
 def several_classes(name: str, dataset: Dataset) -> None:
@@ -164,7 +176,7 @@ def unstreamed(found: Found, wanted: Wanted) -> Found:
 # -- mean and deviation ----------------------------------------------------------------------------------------------
 
 
-def statistics(part: Part | Folder, resolution: int) -> Scale:
+def statistics(part: Part | Folder, resolution: int) -> Scaling:
     """Mean and standard deviation of each channel's values / 255, from exact counts of the 256 values.
 
     Of a streamed set, every so many-th image counts, a thousand at most.

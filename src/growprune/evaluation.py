@@ -53,12 +53,16 @@ def estimated(net: nn.Module, images: Images, batch: int) -> nn.Module:
     return twin
 
 
+def norms(net: nn.Module) -> list[_BatchNorm]:
+    """Every batch norm that has statistics."""
+    return [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+
+
 def fix_norms(net: nn.Module) -> int:
     """Put every batch norm that has statistics into eval mode, so that it keeps them; how many there are."""
-    norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    for norm in norms:
+    for norm in (found := norms(net)):
         norm.eval()
-    return len(norms)
+    return len(found)
 
 
 @torch.no_grad()

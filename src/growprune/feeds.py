@@ -13,15 +13,14 @@ import torch
 from torch import Tensor
 
 from growprune import data, distributed, keeping
-from growprune.config import Config
-from growprune.data import Dataset, Normal, Resident, Scale
+from growprune.config import Config, scaling
+from growprune.data import Dataset, Normal, Resident
 from growprune.distributed import World, first_here
 from growprune.errors import GrowpruneError
 from growprune.keeping import GB, Kept
 from growprune.reading import Folder, Part, fingerprints
 from growprune.streaming import Decode, Streamed, undecodable
 
-IMAGENET: Scale = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ESTIMATION, BATCHES = 9, 10
 """Stage number and count of the batches that batch norm's statistics are estimated from, and criteria measured on."""
 LARGE = 250
@@ -34,11 +33,6 @@ BETTER = 1.25
 """How many times as fast the GPU must decode to be chosen: beside a step, which needs it too, it loses so much."""
 
 
-def scale_of(config: Config) -> Scale | None:
-    """Mean and deviation that do not hang on the images."""
-    return IMAGENET if config.normalize == "imagenet" else None
-
-
 class Images:
     """One image set on one device."""
 
@@ -46,7 +40,9 @@ class Images:
         if config.decode == "gpu" and not device.startswith("cuda"):
             raise GrowpruneError("--decode gpu: needs a CUDA device; give cpu or auto")
         with first_here(world):
-            found = data.load(config.data, config.data_dir, resolution=config.resolution, scaled=scale_of(config))
+            found = data.load(
+                config.data, config.data_dir, resolution=config.resolution, scaled=scaling(config.normalize)
+            )
         self.dataset: Dataset = found if config.augment else replace(found, pad=0, flip=False, crop=False)
         self.config, self.device, self.world = config, device, world
         self.test = found.test.to(device) if isinstance(found.test, Part) else None

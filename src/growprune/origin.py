@@ -5,6 +5,7 @@ And what can be refused before it is made.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from growprune.config import CLASSES, Config, Prune
 from growprune.errors import GrowpruneError
 from growprune.feeds import Images
 from growprune.reading import subfolders
-from growprune.run import Folder
+from growprune.run import CONFIG, Folder, read_json
 from growprune.weights import restore, weights_file
 
 
@@ -62,6 +63,15 @@ def made(config: Config, images: Images, weights: str | None = None) -> nn.Modul
             return models.fresh(config.model, images.classes)
         with distributed.first_here(images.world):  # which may download them
             return restore(config.model, images.classes, weights)
+
+
+def scaled_as(weights: str | None) -> str | None:
+    """How the run that these weights are of scaled its images, where they are of one."""
+    place = Path(weights or "")
+    config = (place if place.is_dir() else place.parent) / CONFIG
+    with suppress(GrowpruneError):
+        return str(read_json(config)["normalize"]) if weights and "normalize" in read_json(config) else None
+    return None
 
 
 def beginning(config: Config, images: Images, folder: Folder | None) -> str | None:

@@ -322,6 +322,8 @@ class Pruner:
             state.pruned.copy_(criteria.least(scores, dict(zip(self.groups.layers, counts, strict=True))))
         state.picked = True
         self._take_up()
+        if self.groups.granularity == "weight" and self.schedule.total_steps:
+            state.began = torch.stack([each.pruned / each.kept for each in self.separation().values()])
 
     def _take_up(self) -> None:
         """What was picked is pushed from now on; layers that lose nothing are left alone altogether."""
@@ -416,7 +418,8 @@ class Pruner:
             )
         elif self.total_steps:
             why = self._factors.unpushed()
-            if why or (why := separation.doubtful(self.separation(), self.total_steps, self._state.past)):
+            began = () if self._state.began is None else self._state.began.tolist()
+            if why or (why := separation.doubtful(self.separation(), self.total_steps, self._state.past, began)):
                 warn(f"compact: {why}")
 
     # -- stopping and going on -----------------------------------------------------------------------------------

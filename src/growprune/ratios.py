@@ -99,6 +99,8 @@ def read(ratios: Ratios) -> Spec:
 
     >>> read("[0, 0.5]"), read("[0:0, 1-15:0.7]")
     (Stages(ratios=(0.0, 0.5)), Ranges(ranges=((0, 0, 0.0), (1, 15, 0.7))))
+    >>> read("{layer1.0.conv1: 0.5}")
+    ByName(ratios=(('layer1.0.conv1', 0.5),))
     """
     spec: Spec
     if isinstance(ratios, str):
@@ -118,16 +120,25 @@ def read(ratios: Ratios) -> Spec:
     return spec
 
 
+FORMS = "give 0.5, '[0, 0.5, 0.5, 0.5]' by stage, '[0:0, 1-15:0.7]' by layer, or '{layer1.0.conv1: 0.5}' by name"
+
+
 def parse(text: str) -> Spec:
-    """The paper's two list syntaxes, or a number."""
+    """The paper's two list syntaxes, names with their ratios, or a number."""
     body = text.strip()
-    if not body.startswith("["):
-        return Uniform(number(body))
-    if not body.endswith("]"):
-        raise GrowpruneError(f"ratios: {text!r} has no closing ]")
+    closing = {"[": "]", "{": "}"}.get(body[:1])
+    if closing is None:
+        try:
+            return Uniform(number(body))
+        except GrowpruneError as error:
+            raise GrowpruneError(f"{error}: {FORMS}") from None
+    if not body.endswith(closing):
+        raise GrowpruneError(f"ratios: {text!r} has no closing {closing}")
     items = [item.strip() for item in body[1:-1].split(",")]
     if not all(items):
         raise GrowpruneError(f"ratios: {text!r} has an empty place")
+    if closing == "}":
+        return ByName(tuple(named(item, text) for item in items))
     if not any(":" in item for item in items):
         return Stages(tuple(number(item) for item in items))
     ranges = []
@@ -138,6 +149,14 @@ def parse(text: str) -> Spec:
         first = int(match[1])
         ranges.append((first, int(match[2] or first), number(match[3])))
     return Ranges(tuple(ranges))
+
+
+def named(item: str, text: str) -> tuple[str, float]:
+    """A layer's name, in quotes or not, and its ratio."""
+    name, colon, ratio = item.partition(":")
+    if not colon:
+        raise GrowpruneError(f"ratios: cannot read {item!r} in {text!r}; write 'name: ratio'")
+    return name.strip().strip("\"'"), number(ratio.strip())
 
 
 def number(value: object) -> float:
@@ -152,7 +171,7 @@ def number(value: object) -> float:
 
 
 def write(spec: Spec) -> str:
-    """The text of a specification; `read(write(spec)) == spec` for those that have one in the paper's syntaxes."""
+    """The text of a specification; `read(write(spec)) == spec` for those that can be given as text."""
     if isinstance(spec, Uniform):
         return repr(spec.ratio)
     if isinstance(spec, Global):
@@ -323,7 +342,10 @@ def prunable(name: str, groups: Groups) -> Layer:
     if leaders := leads(name, groups):
         them = " and ".join(f"'{each}'" for each in leaders)
         raise GrowpruneError(f"ratios: the filters of '{name}' go with those of {them}: give ratios for these instead")
-    raise GrowpruneError(f"ratios: the model has no layer '{name}'{nearest(name, groups.order)}")
+    first = ", ".join(f"'{layer.name}'" for layer in groups.layers[:3])
+    more = f" and {len(groups.layers) - 3} more" if groups.layers[3:] else ""
+    hint = nearest(name, groups.order) or f"; ratios can be given for {first}{more}"
+    raise GrowpruneError(f"ratios: the model has no layer '{name}'{hint}")
 
 
 def leads(name: str, groups: Groups) -> list[str]:

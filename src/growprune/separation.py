@@ -50,18 +50,21 @@ LATE = 0.1
 """Steps after the push, as a share of its own, in which what goes may have grown again."""
 
 
-def doubtful(found: Mapping[str, Separation], steps: int, past: int) -> str | None:
+def doubtful(found: Mapping[str, Separation], steps: int, past: int, began: Iterable[float] = ()) -> str | None:
     """In words, if pruned units of some layers are still large beside the kept ones at the end of a push of so many
-    steps; or if so many were made past its end that they may be again, and how large they are."""
+    steps; or if so many were made past its end that they may be again, and how large they are. `began`: what they were
+    when they were picked, by layer, if they were small beside the kept ones then already, as the least weights are."""
     shares = {name: float(layer.pruned / layer.kept) for name, layer in found.items()}
-    large = {name: share for name, share in shares.items() if share > HARDLY}
+    first = dict(zip(found, began, strict=False))
+    large = {name: share for name, share in shares.items() if share > HARDLY * min(1.0, first.get(name, 1.0))}
     late = f", and {past} steps were made since, in which it may have grown" if past > LATE * steps else ""
     if large:
         (name, share), *others = large.items()
+        before = f" ({first[name]:.0%} when it was picked)" if name in first else ""
         return (
             f"the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} is still "
-            f"{share:.0%} as large as what stays{late}: removal will cost accuracy; a larger learning rate or a longer "
-            "schedule pushes further"
+            f"{share:.0%} as large as what stays{before}{late}: removal will cost accuracy; a larger learning rate or "
+            "a longer schedule pushes further"
         )
     if late and shares:
         name = max(shares, key=lambda each: shares[each])

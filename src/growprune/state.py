@@ -30,9 +30,11 @@ class State:
     turns: Turns = field(default_factory=Turns)
     picked: bool = False
     ended: int | None = None  # the step at which the ratio rule ended pushing
+    began: Tensor | None = None  # of single weights, by layer: how large what goes was beside what stays when picked
 
     def to(self, device: torch.device) -> None:
         self.pruned = self.pruned.to(device)
+        self.began = None if self.began is None else self.began.to(device)
         if self.rule is not None and self.rule.ratio is not None:
             self.rule.load(self.rule.ratio.to(device))
 
@@ -46,6 +48,7 @@ class State:
             "picked": self.picked,
             "pruned": self.pruned.cpu().clone(),
             "ended": self.ended,
+            "began": None if self.began is None else self.began.cpu().clone(),
             "ratio": None if self.rule is None or self.rule.ratio is None else self.rule.ratio.cpu().clone(),
             "generator": self.generator.get_state(),
         }
@@ -55,19 +58,25 @@ class State:
         whole(saved, len(self.pruned))
         for key, mine in plan.items():
             if saved["plan"].get(key) != mine:
+                what = SAID.get(key, f"its {key}")
                 raise GrowpruneError(
-                    f"the state is of another plan: its {key} is {short(saved['plan'].get(key))}, here it is "
-                    f"{short(mine)}"
+                    f"the state is of another plan: {what} is {short(saved['plan'].get(key))}, here it is {short(mine)}"
                 )
         if saved["step"] > total_steps:
             raise GrowpruneError(f"the state is at step {saved['step']}, the plan has {total_steps}")
         self.step, self.picked, self.ended = int(saved["step"]), bool(saved["picked"]), saved["ended"]
         self.past = int(saved.get("past", 0))  # older states do not know it, nor the turn
         self.turns.stepped = {*saved.get("turn", ())}
+        began = saved.get("began")  # nor this
+        self.began = None if began is None else began.to(self.pruned.device)
         self.pruned.copy_(saved["pruned"])
         self.generator.set_state(saved["generator"])
         if self.rule is not None:
             self.rule.load(None if saved["ratio"] is None else saved["ratio"].to(self.pruned.device))
+
+
+SAID = {"ratios": "what goes of each layer", "layers": "what it can prune"}
+"""Parts of a plan, in words where their names do not say what they hold."""
 
 
 def whole(given: Any, units: int) -> None:
@@ -79,14 +88,17 @@ def whole(given: Any, units: int) -> None:
     if not isinstance(given, dict):
         raise GrowpruneError(f"this is not a pruner's state: need a dict, not {type(given).__name__}")
     for key, kind in kinds.items():
-        if key not in given or not isinstance(given[key], kind):
-            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given.get(key, 'missing'))}")
+        if key not in given:
+            raise GrowpruneError(f"this is not a pruner's state: it has no '{key}'")
+        if not isinstance(given[key], kind):
+            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given[key])}")
     past = given.get("past", 0)  # older states do not know it
     for key, value in (("step", given["step"]), ("past", past)):
         if not is_whole(value) or value < 0:
             raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
-    if not isinstance(given.get("turn", []), list):
-        raise GrowpruneError(f"this is not a pruner's state: its 'turn' is {short(given['turn'])}")
+    for key, kind, usual in (("turn", list, []), ("began", (Tensor, type(None)), None)):
+        if not isinstance(given.get(key, usual), kind):
+            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given[key])}")
     generator = torch.Generator().get_state()
     for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
         if given[key].shape != shape or given[key].dtype != kind:

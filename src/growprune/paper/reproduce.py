@@ -15,10 +15,10 @@ from typing import Any
 
 from growprune import data
 from growprune.cifar import KINDS as CIFARS
-from growprune.config import Config, Prune, differences
+from growprune.config import Config, Prune, differences, scaling
 from growprune.distributed import foremost, launched, own, processes
 from growprune.errors import GrowpruneError
-from growprune.feeds import COMFORT, scale_of
+from growprune.feeds import COMFORT
 from growprune.jobs import run, threads, usable
 from growprune.keeping import room
 from growprune.outcome import environment
@@ -151,7 +151,8 @@ def have_images(lab: Lab, bases: Sequence[Base]) -> None:
     for config in configs:
         if launched() and config.data in CIFARS:
             continue
-        data.several_classes(config.data, data.load(config.data, lab.options.get("data_dir"), scaled=scale_of(config)))
+        found = data.load(config.data, lab.options.get("data_dir"), scaled=scaling(config.normalize))
+        data.several_classes(config.data, found)
         if (there := available(config)) < config.batch:
             raise GrowpruneError(
                 f"--images: {there} training images in {config.data}, less than a batch ({config.batch})"
