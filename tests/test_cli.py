@@ -835,7 +835,7 @@ def test_a_file_holds_the_options_and_the_command_line_wins(place: Path) -> None
     assert [found[key] for key in ("epochs", "warm_up", "lr", "seed", "batch")] == [0, 0.0, "0.1", 3, 64]
     code, out, err = growprune_says("prune", "--config", file, "--speedup", 2, "--out", "pruned")
     assert code == 0
-    assert err.startswith("growprune: --prune-batch 64: nothing hangs on it with --schedule oneshot\n")
+    assert err.startswith("growprune: --prune-batch 64: it has no effect with --schedule oneshot\n")
     assert document(out)["speedup"] == pytest.approx(2, rel=0.02)
     code, out, _ = growprune_says("prune", "--config", file)
     assert (code, document(out)["ratios"]) == (0, "[0.0, 0.5, 0.5, 0.25]")

@@ -54,7 +54,7 @@ from growprune.paper.reproduce import (
     reproduce,
     same_images,
 )
-from growprune.paper.results import Found, Shelf
+from growprune.paper.results import Found, Shelf, course
 from growprune.paper.setting import CIFAR, IMAGENET, RESNET56, VGG19, Scale, Setting
 from growprune.reading import fingerprint
 from growprune.report import duration
@@ -1345,12 +1345,49 @@ def test_what_damaged_notes_lose_is_told_and_the_run_is_kept(shop: Shop, shelf: 
     for text, lost in (
         (b"".join(lines)[:-20], {"course": whole["course"][:-1]}),
         (b"".join(line for line in lines if line != removal), {"gone": None}),
+        (b"".join([*lines[:1], b"{}\n", *lines[1:]]), {}),
     ):
         (out / f"{ONCE}.json").unlink()
         notes.write_bytes(text)
         said = shop.done(*command("table1", out, "--only", "resnet56-0.9")).err
-        assert f"{notes}: damaged: {ONCE}.json lacks some accuracies by epoch, or which filters went" in said
+        assert f"{notes}: damaged: {ONCE}.json lacks some of the run's course, or which filters went" in said
         assert timeless(read(out, ONCE)) == timeless(whole | lost)
+
+
+def test_figure_1_has_nothing_to_draw_of_damaged_notes(tmp_path: Path) -> None:
+    """What of them is whole is drawn; if that is nothing, the run is refused."""
+    (watched,) = paper.find("figure1").settings(["resnet56"])
+    note = {"stage": "prune", "phase": "push", "step": 9, "accuracy": 90.0, "lambda": 0.01, "loss": 1.0}
+    layers = {"layer2.3.conv1": {"spread": 0.25, "norms": [1.0, 2.0]}}
+    (notes := tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [note, note | {"layers": layers}])))
+    drawn = [{"step": 9, "lambda": 0.01, "spread": {"layer2.3.conv1": 0.25}, "norms": [1.0, 2.0]}]
+    assert course(tmp_path, watched)["separation"] == drawn
+    notes.write_text(json.dumps(note))
+    with pytest.raises(GrowpruneError, match=r"metrics.jsonl: damaged: nothing is left to draw of: delete the folder"):
+        course(tmp_path, watched)
+    assert len(course(tmp_path, replace(watched, watched=None))["pushing"]) == 1
+
+
+def test_of_single_weights_no_filters_are_missed(shop: Shop, shelf: Path, tmp_path: Path) -> None:
+    """Which weights went is not noted; that alone damages nothing."""
+    shutil.copytree(shelf, out := tmp_path / "out")
+    run = out / "runs" / ONCE
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(line for line in lines if '"removal"' not in line))
+    (setting, *_) = table1.pair(RESNET56, 0.9)
+    kept = Shelf(out, "smoke")
+    ground = kept.ground(RESNET56)
+    assert ground is not None
+    told = [kept.keep(each, 7, ground, 1) for each in aliases(kept, setting)]
+    assert [bool(each) for each in told] == [True, False]
+
+
+def aliases(shelf: Shelf, setting: Setting) -> Iterator[Setting]:
+    """The same run's folder as that of seed 7, of filters and of single weights."""
+    for granularity in ("filter", "weight"):
+        other = replace(setting, granularity=granularity)
+        shutil.copytree(shelf.folder(setting, 0), shelf.folder(other, 7))
+        yield other
 
 
 def test_a_run_that_another_process_has_shelved_meanwhile_is_left_as_it_is(shelf: Path, tmp_path: Path) -> None:
@@ -1777,12 +1814,13 @@ def test_bars(verdict: bars.Verdict, text: str, met: bool | None) -> None:
 
 def test_what_people_read_has_one_minus_sign() -> None:
     """In the tables of all that was run here and in the words under them."""
-    lab = Lab(REPOSITORY / "results" / "paper", "paper")
     experiments = [paper.find(name, "imagenette") for name in paper.NAMES]
-    grids = [bars_met(lab, experiments), *(grid for each in experiments for grid in each.grids(lab.look))]
-    said = "\n".join(map(markdown, grids))
-    assert re.search(r"−\d", said)
-    assert not re.findall(r"(?<![\w.-])-\d+\.\d", said)
+    for scale in ("paper", "short"):
+        lab = Lab(REPOSITORY / "results" / "paper", scale)  # type: ignore[arg-type]
+        grids = [bars_met(lab, experiments), *(grid for each in experiments for grid in each.grids(lab.look))]
+        said = "\n".join(map(markdown, grids))
+        assert re.search(r"−\d", said)
+        assert not re.findall(r"(?<![\w.-])-\d+\.\d", said)
 
 
 def test_bars_are_asked_of_the_rows_they_are_for(tmp_path: Path) -> None:

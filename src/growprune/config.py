@@ -224,17 +224,17 @@ PICKING = ("delta_lambda_pick", "tau_pick", "gamma")
 
 
 def saying_nothing(schedule: str | None) -> tuple[str, ...]:
-    """Options on which nothing hangs: of one-shot pruning those of pushing, of all but GReg-2 those of its pick."""
+    """Options without effect: of one-shot pruning those of pushing, of all but GReg-2 those of its pick."""
     return (*(PUSHING if schedule == "oneshot" else ()), *(PICKING if schedule != "greg2" else ()))
 
 
 def idle(config: Config) -> list[str]:
-    """Of a run's options those that were changed, and on which nothing hangs, each in a line."""
+    """Of a run's options those that were changed and have no effect, each in a line."""
     if not isinstance(config, Prune):
         return []
     usual = {each.name: each.default for each in fields(config)}
     return [
-        f"{flag(name)} {getattr(config, name)}: nothing hangs on it with --schedule {config.schedule}"
+        f"{flag(name)} {getattr(config, name)}: it has no effect with --schedule {config.schedule}"
         for name in saying_nothing(config.schedule)
         if getattr(config, name) != usual[name]
     ]

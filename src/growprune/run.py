@@ -285,11 +285,22 @@ def saved(path: Path) -> int:
 
 def read_notes(folder: Path) -> list[dict[str, Any]]:
     """All that can be read: a damaged line must not keep a run from its end."""
-    path, found = folder / NOTES, []
+    return [note for note in noted(folder) if note is not None]
+
+
+NOTED = {"stage", "phase", "step", "accuracy"}
+"""What every note says."""
+
+
+def noted(folder: Path) -> list[dict[str, Any] | None]:
+    """The notes line by line; None stands for a damaged one."""
+    path, found = folder / NOTES, list[dict[str, Any] | None]()
     for line in path.read_bytes().splitlines() if path.exists() else ():
+        note = None
         with suppress(ValueError):
-            found.append(json.loads(line))
-    return [note for note in found if isinstance(note, dict)]
+            note = json.loads(line)
+        found.append(note if isinstance(note, dict) and note.keys() >= NOTED else None)
+    return found
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ FIXED: Options = (("prune_norm", "fixed"),)
 DECAY: Options = (("weight_decay", 1e-4),)
 LONGER: Options = (("epochs", 240), ("lr", "0:2e-2,60:1e-2,120:1e-3,180:1e-4"))
 PUSHED = {"ks", "prune_norm"}
-"""What nothing hangs on where nothing is pushed."""
+"""What has no effect where nothing is pushed."""
 IMAGENETS = {"normalize": "imagenet"}
 STEPS = {"lr": "0:0.1,100:0.01,150:0.001", "warm_up": 0.0}
 TWICE = "fine-tuned for 240 epochs, as in the authors' file for GReg-2 in autumn 2020"

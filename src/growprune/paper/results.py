@@ -23,7 +23,7 @@ from growprune.config import Config, differences
 from growprune.errors import GrowpruneError
 from growprune.paper.setting import Base, Scale, Setting, called
 from growprune.report import mean
-from growprune.run import CONFIG, MODEL, NOTES, RESULT, read_json, read_notes
+from growprune.run import CONFIG, MODEL, NOTES, RESULT, noted, read_json, read_notes
 from growprune.storage import write_whole
 from growprune.weights import digest
 
@@ -100,9 +100,9 @@ class Shelf:
             file.replace(file.with_suffix(OLD))
         put(file, result)
         known = result["gone"] is not None or setting.granularity == "weight"
-        if known and len(result["course"]) >= result["config"]["epochs"]:
+        if known and len(result["course"]) >= result["config"]["epochs"] and None not in noted(folder):
             return ""
-        return f"{folder / NOTES}: damaged: {file.name} lacks some accuracies by epoch, or which filters went"
+        return f"{folder / NOTES}: damaged: {file.name} lacks some of the run's course, or which filters went"
 
     # -- base networks -----------------------------------------------------------------------------------------------
 
@@ -240,7 +240,8 @@ def slim(folder: Path) -> dict[str, Any]:
 def course(folder: Path, setting: Setting) -> dict[str, Any]:
     """How it went: accuracy at every epoch's end of fine-tuning, and while λ grew."""
     notes = read_notes(folder)
-    pushed = [note for note in notes if note["stage"] == "prune" and note["phase"] != "removal"]
+    wanted = {"lambda", "loss", *(["layers"] if setting.watched else [])}
+    pushed = [note for note in notes if note["stage"] == "prune" and note.keys() >= wanted]
     if setting.watched and not pushed:
         raise GrowpruneError(f"{folder / NOTES}: damaged: nothing is left to draw of: {AGAIN}")
     found: dict[str, Any] = {
