@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 import urllib.error
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import fields, replace
@@ -58,6 +59,13 @@ def growprune_says(*arguments: object) -> tuple[int, str, str]:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed goes to one, which knows no colours; else it is a pipe or a file."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
 
 
 def readable(text: str) -> None:
@@ -948,6 +956,7 @@ def test_bench_measures_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"(?m)^ the penalty's share +too few steps to tell $", out)
 
 
+@pytest.mark.usefixtures("terminal")
 def test_the_table_of_a_bench_on_a_gpu_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {
         "ms": 4.812, "images_per_second": 53_200.0, "ms_without_penalty": 4.79, "penalty_share": -0.003,
@@ -1203,6 +1212,31 @@ def test_a_network_is_measured_without_a_plan() -> None:
     assert re.match(r"resnet20, input 3x32x32\n", out)
     assert re.search(r"(?m)^ parameters +269,722 $", out)
     assert "×" not in out
+
+
+LONG = "branch_of_the_left_side", "block_number_seventeen_of_thirty", "the_second_convolution"
+
+
+def deep() -> nn.Module:
+    """Layers whose names do not fit into a line, and differ in their end."""
+    net: nn.Module = roomy()
+    for name in LONG:
+        net = nn.Sequential(OrderedDict({name: net}))
+    return net
+
+
+def test_a_long_name_is_folded_on_a_terminal_and_one_line_in_a_pipe(
+    request: pytest.FixtureRequest,
+) -> None:
+    asked = "measure", "--model", "test_cli:deep", "--ratios", 0.5
+    name = f"{'.'.join(reversed(LONG))}.2"
+    out = growprune_says(*asked)[1]
+    assert re.search(rf"(?m)^ filters of {name} +8 +4 +2.00× $", out)
+    request.getfixturevalue("terminal")
+    out = growprune_says(*asked)[1]
+    readable(out)
+    assert name in re.sub(r"\s+([\d.]+ +[\d.]+ +2.00×)?", "", out.partition("stays whole")[0])
+    assert "…" not in out
 
 
 def test_measure_takes_functions_of_a_users_own() -> None:

@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from growprune.groups import by_reason
-from growprune.report import amount
+from growprune.report import Whole, amount
 
 Result = Mapping[str, Any]
 SHOWN = 4
 """Names of layers in a line."""
-
-
-def table(*head: str) -> Table:
-    """Words on the left, numbers on the right."""
-    shown = Table(*head, box=box.SIMPLE_HEAD, show_header=any(head), pad_edge=False)
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    return shown
 
 
 def bench_table(result: Result) -> Group:
@@ -31,7 +21,7 @@ def bench_table(result: Result) -> Group:
     if "fed" in result:
         return fed_table(result)
     made, models = result["environment"], result["models"]
-    shown, found = table("", *models), list(models.values())
+    shown, found = Whole("", *models), list(models.values())
     shown.add_row("GReg-1, alone", *(f"{each['ms']:.2f} ms" for each in found), style="bold")
     shown.add_row("images a second", *(f"{each['images_per_second']:,.0f}" for each in found))
     shown.add_row("without the penalty", *(f"{each['ms_without_penalty']:.2f} ms" for each in found))
@@ -83,9 +73,9 @@ def fed_table(result: Result) -> Group:
 SOURCES = {"cpu": "JPEGs on the CPU", "gpu": "JPEGs on the GPU", "kept": "kept on the GPU"}
 
 
-def fed_by(found: Result, result: Result) -> Table:
+def fed_by(found: Result, result: Result) -> Whole:
     columns = [found[source] for source in SOURCES if source in found]
-    shown = table("images a second", *(label for source, label in SOURCES.items() if source in found))
+    shown = Whole("images a second", *(label for source, label in SOURCES.items() if source in found))
     for label, key, style in (
         ("the step alone", "step", "bold"),
         ("the loader alone", "loader", ""),
@@ -118,14 +108,14 @@ def plan_table(result: Result) -> Group:
     nothing = all(full == left for full, left in result["widths"].values())
     head = f"{result['model']}, input {'x'.join(map(str, result['input']))}"
     if nothing:
-        shown = table("", "")
+        shown = Whole("", "")
         shown.add_row("parameters", f"{result['params']['before']:,}", style="bold")
         shown.add_row("MACs", f"{result['macs']['before']:,}", style="bold")
         for layer, (full, _) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full))
     else:
         head += f", {amount(result)}"
-        shown = table("", "before", "after", "factor")
+        shown = Whole("", "before", "after", "factor")
         for label, key in (("parameters", "params"), ("MACs", "macs")):
             full, left = result[key]["before"], result[key]["after"]
             shown.add_row(label, f"{full:,}", f"{left:,}", f"{full / left:.2f}×", style="bold")
@@ -152,7 +142,7 @@ def whole(result: Result) -> Iterator[str]:
 
 def eval_table(result: Result) -> Group:
     """What `growprune eval` found."""
-    shown = table("", "")
+    shown = Whole("", "")
     shown.add_row(f"accuracy on {result['images']:,} test images", f"{result['accuracy']:.2f} %", style="bold")
     shown.add_row("parameters", f"{result['params']:,}")
     shown.add_row("MACs an image", f"{result['macs']:,}")
@@ -165,7 +155,7 @@ def export_table(result: Result) -> Group:
     proof, time, scale = result["proof"], result["latency"], result["normalization"]
     batch, shape = result["batch"] or "N", "x".join(map(str, result["input"]))
     opset = f", opset {result['opset']}" if "opset" in result else ""
-    shown = table("", "")
+    shown = Whole("", "")
     shown.add_row("file", f"{result['format']}{opset}, {result['bytes'] / 1e6:,.2f} MB")
     shown.add_row("parameters", f"{result['params']:,}")
     shown.add_row("zeros among them", f"{100 * result['zeros']:.1f} %")
