@@ -35,6 +35,7 @@ from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
 from growprune.feeds import FromFiles, Images
+from growprune.measurement import weight_sparsity
 from growprune.run import as_tested
 from growprune.streaming import undecodable
 
@@ -542,6 +543,15 @@ def test_the_result_says_how_images_were_scaled(place: Path, run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
+def test_measure_tells_the_zeros_of_a_run_that_has_any(place: Path, run: str) -> None:
+    asked, result = ("measure", "--weights", run), json.loads((place / run / "result.json").read_text())
+    zeros = {"before": result["sparsity"], "after": result["sparsity"]}
+    assert document(growprune_says(*asked, "--json")[1]).get("zeros") == (zeros if run == "sparse" else None)
+    said = re.findall(r"(?m)^ zeros among the weights +(.+) $", growprune_says(*asked)[1])
+    assert said == ([f"{100 * result['sparsity']:.1f} %"] if run == "sparse" else [])
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_eval_finds_the_very_accuracy_that_the_run_calls_final(place: Path, run: str) -> None:
     result = json.loads((place / run / "result.json").read_text())
     code, out, err = growprune_says("eval", run, "--json")
@@ -557,6 +567,7 @@ def test_eval_finds_the_very_accuracy_that_the_run_calls_final(place: Path, run:
     readable(out)
     assert re.search(rf"accuracy on 597 test images +{result['accuracy']['final']:.2f} %", out)
     assert re.search(rf"parameters +{result['params']['after']:,}", out)
+    assert re.search(rf"zeros among the weights +{100 * found['zeros']:.1f} %", out)
 
 
 def test_eval_takes_weights_in_the_usual_forms(place: Path, tmp_path: Path) -> None:
@@ -1261,10 +1272,14 @@ def test_a_plan_may_go_by_weights_and_leave_layers_alone(tmp_path: Path) -> None
     pruner = growprune.Pruner(net, torch.zeros(1, 3, 32, 32), once, ratios=everywhere)
     assert ours["widths"] == {name: [len(kept), int(kept.sum())] for name, kept in pruner.masks().items()}
     assert ours["widths"]["layer3.1.conv1"][1] < 64
+    smaller = pruner.compact()
+    assert ours["zeros"] == {"before": weight_sparsity(net), "after": weight_sparsity(smaller)}
+    shown = growprune_says(*asked[:-1], "--global-ratio", 0.02)[1]
+    assert re.findall(r"(?m)^ zeros among the weights +(\S+ %) +(\S+ %) +$", shown) == [("2.1 %", "0.7 %")]
     left = document(growprune_says(*asked, "--ratios", 0.5, "--ignore", "layer1, layer3.1.conv1")[1])["widths"]
     assert "layer2.0.conv1" in left
     assert not [name for name in left if name.startswith("layer1") or name == "layer3.1.conv1"]
-    growprune.save(pruner.compact(), tmp_path / "net.safetensors")
+    growprune.save(smaller, tmp_path / "net.safetensors")
     assert document(growprune_says(*asked)[1])["macs"]["before"] == ours["macs"]["after"]
 
 

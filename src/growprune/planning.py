@@ -12,7 +12,7 @@ from growprune.asking import Measure, read_shape
 from growprune.config import amounts
 from growprune.errors import GrowpruneError
 from growprune.grouping import build
-from growprune.measurement import measure, speedup
+from growprune.measurement import measure, speedup, weight_sparsity
 from growprune.pruner import Pruner
 from growprune.ratios import Ratios, read, write
 from growprune.recipe import ignored, ratios
@@ -37,6 +37,7 @@ def plan(asked: Measure) -> dict[str, Any]:
         raise GrowpruneError(
             f"{asked_for}: {error}; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"
         ) from error
+    zeros = dict.fromkeys(("before", "after"), weight_sparsity(model))
     spec: Ratios = ratios(asked)
     widths, skipped, stays = {}, {}, {}
     try:
@@ -49,7 +50,8 @@ def plan(asked: Measure) -> dict[str, Any]:
             ignore=ignored(asked),
             multiple=asked.multiple,
         )
-        after = measure(pruner.compact(), example)
+        smaller = pruner.compact()
+        after, zeros["after"] = measure(smaller, example), weight_sparsity(smaller)
         widths = pruner.widths()
         spec, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
     except GrowpruneError:
@@ -65,6 +67,7 @@ def plan(asked: Measure) -> dict[str, Any]:
         "macs": {"before": before.macs, "after": after.macs},
         "speedup": speedup(before, after),
         "sparsity": 1 - after.params / before.params,
+        **({"zeros": zeros} if any(zeros.values()) else {}),
         "widths": widths,
         "skipped": skipped,
         "stays": stays,

@@ -14,6 +14,8 @@ from growprune.report import Whole, amount
 Result = Mapping[str, Any]
 SHOWN = 4
 """Names of layers in a line."""
+ZEROS = "zeros among the weights"
+"""Of convolutions and linear layers."""
 
 
 def bench_table(result: Result) -> Group:
@@ -107,10 +109,13 @@ def plan_table(result: Result) -> Group:
     """What a plan would give, or what there is."""
     nothing = all(full == left for full, left in result["widths"].values())
     head = f"{result['model']}, input {'x'.join(map(str, result['input']))}"
+    zeros = [f"{100 * share:.1f} %" for share in result.get("zeros", {}).values()]
     if nothing:
         shown = Whole("", "")
         shown.add_row("parameters", f"{result['params']['before']:,}", style="bold")
         shown.add_row("MACs", f"{result['macs']['before']:,}", style="bold")
+        if zeros:
+            shown.add_row(ZEROS, zeros[0], style="bold")
         for layer, (full, _) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full))
     else:
@@ -119,6 +124,8 @@ def plan_table(result: Result) -> Group:
         for label, key in (("parameters", "params"), ("MACs", "macs")):
             full, left = result[key]["before"], result[key]["after"]
             shown.add_row(label, f"{full:,}", f"{left:,}", f"{full / left:.2f}×", style="bold")
+        if zeros:
+            shown.add_row(ZEROS, *zeros, style="bold")
         for layer, (full, left) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full), str(left), f"{full / left:.2f}×")
     left_alone = [Text(f"{layer} is left alone: {reason}") for layer, reason in result["skipped"].items()]
@@ -146,7 +153,7 @@ def eval_table(result: Result) -> Group:
     shown.add_row(f"accuracy on {result['images']:,} test images", f"{result['accuracy']:.2f} %", style="bold")
     shown.add_row("parameters", f"{result['params']:,}")
     shown.add_row("MACs an image", f"{result['macs']:,}")
-    shown.add_row("zeros among the parameters", f"{100 * result['zeros']:.1f} %")
+    shown.add_row(ZEROS, f"{100 * result['zeros']:.1f} %")
     return Group(Text(f"{result['model']} on {result['data']}", style="bold"), shown)
 
 
