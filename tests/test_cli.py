@@ -274,7 +274,9 @@ def test_the_demos_options_default_to_its_config() -> None:
             "measure --model growprune.demo:network",
             "--model growprune.demo:network --input 3x32x32: the model fails on",
         ),
-        ("measure --input 3x32", "; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"),
+        ("measure --model growprune.demo:network", "; its first convolution takes 1 channel: give --input 1x32x32\n"),
+        ("measure --input 3x32", "; its first convolution takes 3 channels: give --input 3x32x32\n"),
+        ("measure --model test_cli:unshaped --input 3x8x8", "; give the shape of one of its inputs with --input (cha"),
         ("measure --model test_cli:fixed --num-classes 5", "--num-classes: test_cli:fixed takes no such number"),
         ("measure --model test_cli:wanting", "--num-classes: test_cli:wanting needs it"),
     ],
@@ -1308,6 +1310,11 @@ def test_a_network_that_cannot_be_pruned_is_measured_all_the_same() -> None:
     assert left["2"] == "it is ignored"
     code, _, err = growprune_says("measure", "--model", "test_cli:fixed", "--ratios", 0.5)
     assert (code, err.startswith("growprune: no layer of this model can be pruned")) == (2, True)
+
+
+def unshaped() -> nn.Module:
+    """Of whose inputs nothing is known before the first."""
+    return nn.Sequential(nn.LazyConv2d(4, 9), nn.Flatten(), nn.Linear(4, 2))
 
 
 def roomy() -> nn.Module:
