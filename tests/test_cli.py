@@ -775,6 +775,9 @@ def test_a_run_that_is_called_by_a_name_like_its_own_is_suggested(
     for said in ("runs/prune-torchvision:resnet50-digits", "prune-torchvision-resnet50-digits"):
         assert f"no such folder, did you mean '{wanted}'?" in growprune_says("resume", said)[2]
     assert "did you mean 'elsewhere/mine'?" in growprune_says("eval", "elsewhere/mime")[2]
+    (tmp_path / "elsewhere/mind").mkdir()
+    said = "not a run's folder: it has no config.json, which holds a run's options; give the folder of a run"
+    assert growprune_says("resume", "elsewhere/mind")[2].startswith(f"growprune: elsewhere/mind: {said}: its --out")
 
 
 def test_resume_where_there_is_no_gpu_shows_what_is_finished_and_refuses_what_is_not(
@@ -1260,6 +1263,7 @@ def test_measure_takes_functions_of_a_users_own() -> None:
     assert list(document(out)["stays"]) == ["linear"]
     code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5)
     assert "1 stays whole (it makes what the model returns): 4" in out
+    assert "10 stay whole (each since it is added to what other" in growprune_says("measure", "--model", "resnet20")[1]
     assert growprune_says("measure", "--model", "test_cli:wanting", "--num-classes", 5)[0] == 0
 
 

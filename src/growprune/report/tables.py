@@ -137,14 +137,15 @@ def whole(result: Result) -> Iterator[str]:
 
     >>> stays = {"a": "?", "b": "it is ignored", "c": "it reads", "d": "it reads", "e": "it reads", "f": "it reads"}
     >>> list(whole({"skipped": {"a": "?"}, "stays": stays}))
-    ['1 stays whole (it is ignored): b', '4 stay whole (it reads): c, d, e, f']
+    ['1 stays whole (it is ignored): b', '4 stay whole (each since it reads): c, d, e, f']
     >>> list(whole({"skipped": {}, "stays": dict.fromkeys("abcde", "it reads")}))
-    ['5 stay whole (it reads): a, b, c, d and 1 more']
+    ['5 stay whole (each since it reads): a, b, c, d and 1 more']
     """
     stays = {layer: why for layer, why in result["stays"].items() if layer not in result["skipped"]}
     for why, layers in by_reason(stays).items():
         shown = ", ".join(layers[:SHOWN]) + (f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else "")
-        yield f"{len(layers)} {'stays' if len(layers) == 1 else 'stay'} whole ({why}): {shown}"
+        stay = "stays whole (" if len(layers) == 1 else "stay whole (each since "
+        yield f"{len(layers)} {stay}{why}): {shown}"
 
 
 def eval_table(result: Result) -> Group:
