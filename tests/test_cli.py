@@ -15,6 +15,7 @@ import sys
 import termios
 import time
 import urllib.error
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import chdir, nullcontext, redirect_stderr, redirect_stdout, suppress
 from dataclasses import fields, replace
@@ -34,6 +35,7 @@ from growprune import config as configs
 from growprune.demo import DemoConfig
 from growprune.distributed import World
 from growprune.feeds import FromFiles, Images
+from growprune.measurement import weight_sparsity
 from growprune.run import as_tested
 from growprune.streaming import undecodable
 
@@ -58,6 +60,13 @@ def growprune_says(*arguments: object) -> tuple[int, str, str]:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed goes to one, which knows no colours; else it is a pipe or a file."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
 
 
 def readable(text: str) -> None:
@@ -265,7 +274,9 @@ def test_the_demos_options_default_to_its_config() -> None:
             "measure --model growprune.demo:network",
             "--model growprune.demo:network --input 3x32x32: the model fails on",
         ),
-        ("measure --input 3x32", "; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"),
+        ("measure --model growprune.demo:network", "; its first convolution takes 1 channel: give --input 1x32x32\n"),
+        ("measure --input 3x32", "; its first convolution takes 3 channels: give --input 3x32x32\n"),
+        ("measure --model test_cli:unshaped --input 3x8x8", "; give the shape of one of its inputs with --input (cha"),
         ("measure --model test_cli:fixed --num-classes 5", "--num-classes: test_cli:fixed takes no such number"),
         ("measure --model test_cli:wanting", "--num-classes: test_cli:wanting needs it"),
     ],
@@ -532,6 +543,15 @@ def test_the_result_says_how_images_were_scaled(place: Path, run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
+def test_measure_tells_the_zeros_of_a_run_that_has_any(place: Path, run: str) -> None:
+    asked, result = ("measure", "--weights", run), json.loads((place / run / "result.json").read_text())
+    zeros = {"before": result["sparsity"], "after": result["sparsity"]}
+    assert document(growprune_says(*asked, "--json")[1]).get("zeros") == (zeros if run == "sparse" else None)
+    said = re.findall(r"(?m)^ zeros among the weights +(.+) $", growprune_says(*asked)[1])
+    assert said == ([f"{100 * result['sparsity']:.1f} %"] if run == "sparse" else [])
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_eval_finds_the_very_accuracy_that_the_run_calls_final(place: Path, run: str) -> None:
     result = json.loads((place / run / "result.json").read_text())
     code, out, err = growprune_says("eval", run, "--json")
@@ -547,6 +567,7 @@ def test_eval_finds_the_very_accuracy_that_the_run_calls_final(place: Path, run:
     readable(out)
     assert re.search(rf"accuracy on 597 test images +{result['accuracy']['final']:.2f} %", out)
     assert re.search(rf"parameters +{result['params']['after']:,}", out)
+    assert re.search(rf"zeros among the weights +{100 * found['zeros']:.1f} %", out)
 
 
 def test_eval_takes_weights_in_the_usual_forms(place: Path, tmp_path: Path) -> None:
@@ -775,6 +796,9 @@ def test_a_run_that_is_called_by_a_name_like_its_own_is_suggested(
     for said in ("runs/prune-torchvision:resnet50-digits", "prune-torchvision-resnet50-digits"):
         assert f"no such folder, did you mean '{wanted}'?" in growprune_says("resume", said)[2]
     assert "did you mean 'elsewhere/mine'?" in growprune_says("eval", "elsewhere/mime")[2]
+    (tmp_path / "elsewhere/mind").mkdir()
+    said = "not a run's folder: it has no config.json, which holds a run's options; give the folder of a run"
+    assert growprune_says("resume", "elsewhere/mind")[2].startswith(f"growprune: elsewhere/mind: {said}: its --out")
 
 
 def test_resume_where_there_is_no_gpu_shows_what_is_finished_and_refuses_what_is_not(
@@ -969,6 +993,7 @@ def test_bench_measures_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"(?m)^ the penalty's share +too few steps to tell $", out)
 
 
+@pytest.mark.usefixtures("terminal")
 def test_the_table_of_a_bench_on_a_gpu_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {
         "ms": 4.812, "images_per_second": 53_200.0, "ms_without_penalty": 4.79, "penalty_share": -0.003,
@@ -1226,6 +1251,31 @@ def test_a_network_is_measured_without_a_plan() -> None:
     assert "×" not in out
 
 
+LONG = "branch_of_the_left_side", "block_number_seventeen_of_thirty", "the_second_convolution"
+
+
+def deep() -> nn.Module:
+    """Layers whose names do not fit into a line, and differ in their end."""
+    net: nn.Module = roomy()
+    for name in LONG:
+        net = nn.Sequential(OrderedDict({name: net}))
+    return net
+
+
+def test_a_long_name_is_folded_on_a_terminal_and_one_line_in_a_pipe(
+    request: pytest.FixtureRequest,
+) -> None:
+    asked = "measure", "--model", "test_cli:deep", "--ratios", 0.5
+    name = f"{'.'.join(reversed(LONG))}.2"
+    out = growprune_says(*asked)[1]
+    assert re.search(rf"(?m)^ filters of {name} +8 +4 +2.00× $", out)
+    request.getfixturevalue("terminal")
+    out = growprune_says(*asked)[1]
+    readable(out)
+    assert name in re.sub(r"\s+([\d.]+ +[\d.]+ +2.00×)?", "", out.partition("stays whole")[0])
+    assert "…" not in out
+
+
 def test_measure_takes_functions_of_a_users_own() -> None:
     code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5, "--json")
     assert (code, document(out)["widths"]) == (0, {"2": [8, 4]})
@@ -1234,6 +1284,7 @@ def test_measure_takes_functions_of_a_users_own() -> None:
     assert list(document(out)["stays"]) == ["linear"]
     code, out, _ = growprune_says("measure", "--model", "test_cli:roomy", "--ratios", 0.5)
     assert "1 stays whole (it makes what the model returns): 4" in out
+    assert "10 stay whole (each since it is added to what other" in growprune_says("measure", "--model", "resnet20")[1]
     assert growprune_says("measure", "--model", "test_cli:wanting", "--num-classes", 5)[0] == 0
 
 
@@ -1248,10 +1299,14 @@ def test_a_plan_may_go_by_weights_and_leave_layers_alone(tmp_path: Path) -> None
     pruner = growprune.Pruner(net, torch.zeros(1, 3, 32, 32), once, ratios=everywhere)
     assert ours["widths"] == {name: [len(kept), int(kept.sum())] for name, kept in pruner.masks().items()}
     assert ours["widths"]["layer3.1.conv1"][1] < 64
+    smaller = pruner.compact()
+    assert ours["zeros"] == {"before": weight_sparsity(net), "after": weight_sparsity(smaller)}
+    shown = growprune_says(*asked[:-1], "--global-ratio", 0.02)[1]
+    assert re.findall(r"(?m)^ zeros among the weights +(\S+ %) +(\S+ %) +$", shown) == [("2.1 %", "0.7 %")]
     left = document(growprune_says(*asked, "--ratios", 0.5, "--ignore", "layer1, layer3.1.conv1")[1])["widths"]
     assert "layer2.0.conv1" in left
     assert not [name for name in left if name.startswith("layer1") or name == "layer3.1.conv1"]
-    growprune.save(pruner.compact(), tmp_path / "net.safetensors")
+    growprune.save(smaller, tmp_path / "net.safetensors")
     assert document(growprune_says(*asked)[1])["macs"]["before"] == ours["macs"]["after"]
 
 
@@ -1280,6 +1335,11 @@ def test_a_network_that_cannot_be_pruned_is_measured_all_the_same() -> None:
     assert left["2"] == "it is ignored"
     code, _, err = growprune_says("measure", "--model", "test_cli:fixed", "--ratios", 0.5)
     assert (code, err.startswith("growprune: no layer of this model can be pruned")) == (2, True)
+
+
+def unshaped() -> nn.Module:
+    """Of whose inputs nothing is known before the first."""
+    return nn.Sequential(nn.LazyConv2d(4, 9), nn.Flatten(), nn.Linear(4, 2))
 
 
 def roomy() -> nn.Module:

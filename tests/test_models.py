@@ -166,6 +166,12 @@ BAD_NAMES = [
     ("timm:resnet5", r"^timm has no model 'resnet5', did you mean 'resnet50'\?$"),
     ("no_such_package.nets:f", r"^model 'no_such_package.nets:f': no module 'no_such_package' "),
     ("torch.no_such_part:f", r"^model 'torch.no_such_part:f': no module 'torch.no_such_part' "),
+    (
+        "test_models.py:wider",
+        r"^model 'test_models.py:wider': no module .* in this folder; write it 'test_models:wider'$",
+    ),
+    ("no_such/nets.py:f", r"^model 'no_such/nets.py:f' is not of the form .*; write it 'no_such.nets:f'$"),
+    ("/no_such/nets.py:f", r"^model '/no_such/nets.py:f' is not of the form package.module:function$"),
     ("test_models:wide", r"^model 'test_models:wide': test_models has no function 'wide', did you mean 'wider'\?$"),
     (":f", r"^model ':f' is not of the form package.module:function$"),
     ("torch:", r"^model 'torch:' is not of the form package.module:function$"),

@@ -1046,7 +1046,7 @@ def test_every_title_of_a_smoke_run_says_first_that_it_is_one(shelf: Path, said:
 
 
 def text_of(found: Comparison, width: int) -> str:
-    console = Console(file=io.StringIO(), width=width, _environ={})
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None, _environ={})
     console.print(found.shown())
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()

@@ -733,7 +733,7 @@ def test_what_nothing_is_cut_from_is_named(granularity: Any) -> None:
 def test_a_speed_up_that_is_out_of_reach_says_what_stays() -> None:
     words = (
         "nearest is 1.",
-        "stay whole since it is neither a convolution nor a linear layer (table, ...)",
+        "stay whole, each since it is neither a convolution nor a linear layer (table, ...)",
         "; ask for 1.",
     )
     refused(lambda: plan(gp.Speedup(3.0), Recurrent(), torch.zeros(2, 5).long()), *words)

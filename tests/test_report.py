@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from growprune.errors import GrowpruneError
-from growprune.report import events, figures, run, text_table
+from growprune.report import Fitted, events, figures, run, text_table
 from growprune.report.progress import Progress, Screen
 
 # -- a clock, a log and a terminal of our own ----------------------------------------------------------------------
@@ -674,6 +674,21 @@ def test_what_a_name_holds_is_text() -> None:
     assert f"ratios {evil}" in out.getvalue()
     Console(file=out, width=400).print(text_table([("[red]head", ""), ("[bold]cell[/bold]", "[/x]")]))
     assert re.search(r"\[red\]head.*\n.*\n.*\[bold\]cell\[/bold\] +\[/x\]", out.getvalue())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_folders_long_name_is_whole_beside_what_came_of_it(terminal: bool) -> None:
+    name = "of_a_model_with_a_very_long_name-on_a_set_with_another"
+    rows = [("", "accuracy", "fine-tuned"), *((f"from runs/{name}-{n}", "93.10 ± 0.10 (2)", "92.00") for n in (1, 2))]
+    out = io.StringIO()
+    console = Console(file=out, width=60, force_terminal=terminal, color_system=None, _environ={})
+    console.print(Fitted(rows), crop=False)
+    lines = out.getvalue().splitlines()
+    assert "…" not in out.getvalue()
+    assert (max(map(len, lines)) <= 60) == terminal
+    for number in (1, 2):
+        assert any(f"{name}-{number}" in line for line in lines) != terminal
+    assert "".join(line.partition("   ")[0].strip() for line in lines).count(name) == 2
 
 
 # -- what the figures draw -------------------------------------------------------------------------------------------

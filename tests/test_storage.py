@@ -363,6 +363,13 @@ def test_a_file_of_another_network_that_has_more(tmp_path: Path) -> None:
     assert "extra" in refused(tmp_path / "a.safetensors", Tiny)
 
 
+def test_a_file_that_is_not_ours_says_how_a_state_dict_is_loaded(tmp_path: Path) -> None:
+    torch.save(Tiny().state_dict(), tmp_path / "sd.pt")
+    safetensors.torch.save_file(Tiny().state_dict(), tmp_path / "sd.safetensors")
+    for name in ("sd.pt", "sd.safetensors"):
+        assert refused(tmp_path / name, never).endswith("; a state dict is loaded by model.load_state_dict")
+
+
 def test_missing_directory_empty_and_foreign_files(tmp_path: Path) -> None:
     assert "No such file" in refused(tmp_path / "nowhere.safetensors", never)
     (tmp_path / "folder").mkdir()

@@ -434,4 +434,4 @@ def show(result: Any, table: Callable[[Any], Any], as_json: bool) -> None:
         return
     from rich.console import Console
 
-    Console().print(table(result))
+    Console().print(table(result), crop=False)  # what is no terminal takes lines of any length

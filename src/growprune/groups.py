@@ -158,11 +158,12 @@ def by_reason(stays: Mapping[str, str]) -> dict[str, list[str]]:
 def why_none(stays: Mapping[str, str]) -> str:
     """
     >>> why_none({"a": "it reads", "b": "it makes", "c": "it reads"}), why_none({})
-    (': 2 stay whole since it reads (a, ...), 1 since it makes (b)', '')
+    (': 2 stay whole, each since it reads (a, ...), 1 since it makes (b)', '')
     """
-    stay = " stay whole", " stays whole"
+    stay = " stay whole,", " stays whole"
     lots = [
-        f"{len(layers)}{'' if i else stay[len(layers) == 1]} since {why} ({layers[0]}{', ...' if layers[1:] else ''})"
+        f"{len(layers)}{'' if i else stay[len(layers) == 1]}{' each' * (len(layers) > 1)} since {why} "
+        f"({layers[0]}{', ...' if layers[1:] else ''})"
         for i, (why, layers) in enumerate(by_reason(stays).items())
     ]
     return f": {', '.join(lots)}" if lots else ""

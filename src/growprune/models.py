@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any, cast
 
@@ -242,7 +243,7 @@ def package(name: str) -> ModuleType:
 def _from_function(module_name: str, function_name: str) -> Callable[..., Any]:
     target = f"{module_name}:{function_name}"
     if not all(part.isidentifier() for part in [*module_name.split("."), function_name]):
-        raise GrowpruneError(f"model '{target}' is not of the form package.module:function")
+        raise GrowpruneError(f"model '{target}' is not of the form package.module:function{as_module(target)}")
     module = _user_module(module_name, target)
     function: Any = getattr(module, function_name, None)
     if not callable(function):
@@ -263,5 +264,17 @@ def _user_module(name: str, target: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise GrowpruneError(
-            f"model '{target}': no module '{error.name}' on the Python path or in this folder"
+            f"model '{target}': no module '{error.name}' on the Python path or in this folder{as_module(target)}"
         ) from None
+
+
+def as_module(target: str) -> str:
+    """'; write it ...' for a function that was named by its file.
+
+    >>> as_module("mynet.py:Res"), as_module("./nets/mine.py:Res"), as_module("mine:Res")
+    ("; write it 'mynet:Res'", "; write it 'nets.mine:Res'", '')
+    """
+    file, _, function = target.partition(":")
+    parts = PurePath(file.removesuffix(".py")).parts
+    found = file.endswith(".py") and all(part.isidentifier() for part in (*parts, function))
+    return f"; write it '{'.'.join(parts)}:{function}'" if found else ""

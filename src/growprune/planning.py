@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from growprune import models
 from growprune.asking import Measure, read_shape
 from growprune.config import amounts
 from growprune.errors import GrowpruneError
 from growprune.grouping import build
-from growprune.measurement import measure, speedup
+from growprune.measurement import measure, speedup, weight_sparsity
 from growprune.pruner import Pruner
 from growprune.ratios import Ratios, read, write
 from growprune.recipe import ignored, ratios
@@ -34,9 +35,8 @@ def plan(asked: Measure) -> dict[str, Any]:
         before = after = measure(model, example)
     except GrowpruneError as error:
         asked_for = f"--model {name} --input {'x'.join(map(str, shape))}"
-        raise GrowpruneError(
-            f"{asked_for}: {error}; give the shape of one of its inputs, as 3x32x32 (channels, height, width)"
-        ) from error
+        raise GrowpruneError(f"{asked_for}: {error}; {advice(model, shape)}") from error
+    zeros = dict.fromkeys(("before", "after"), weight_sparsity(model))
     spec: Ratios = ratios(asked)
     widths, skipped, stays = {}, {}, {}
     try:
@@ -49,7 +49,8 @@ def plan(asked: Measure) -> dict[str, Any]:
             ignore=ignored(asked),
             multiple=asked.multiple,
         )
-        after = measure(pruner.compact(), example)
+        smaller = pruner.compact()
+        after, zeros["after"] = measure(smaller, example), weight_sparsity(smaller)
         widths = pruner.widths()
         spec, skipped, stays = pruner.spec, pruner.skipped, pruner.stays
     except GrowpruneError:
@@ -65,10 +66,35 @@ def plan(asked: Measure) -> dict[str, Any]:
         "macs": {"before": before.macs, "after": after.macs},
         "speedup": speedup(before, after),
         "sparsity": 1 - after.params / before.params,
+        **({"zeros": zeros} if any(zeros.values()) else {}),
         "widths": widths,
         "skipped": skipped,
         "stays": stays,
     }
+
+
+def advice(model: nn.Module, failed: tuple[int, ...]) -> str:
+    """The shape to give instead of one that failed, as far as the first convolution tells.
+
+    >>> advice(nn.Conv2d(1, 8, 3), (3, 28, 28))
+    'its first convolution takes 1 channel: give --input 1x28x28'
+    >>> advice(nn.Conv1d(2, 8, 3), (3, 32, 32))
+    'its first convolution takes 2 channels: give --input 2x32'
+    >>> advice(nn.Conv2d(3, 8, 64), (3, 32, 32))
+    'give the shape of one of its inputs with --input (channels, height, width)'
+    """
+    first = next((each for each in model.modules() if isinstance(each, _ConvNd) and each.in_channels), None)
+    if first is not None:
+        sides = len(first.kernel_size)
+        wanted = (first.in_channels, *(failed[1:] if len(failed) == 1 + sides else [SIDE] * sides))
+        if wanted != failed:
+            channels = f"{wanted[0]} channel{'s' * (wanted[0] != 1)}"
+            return f"its first convolution takes {channels}: give --input {'x'.join(map(str, wanted))}"
+    return "give the shape of one of its inputs with --input (channels, height, width)"
+
+
+SIDE = 32
+"""Of an image, where nothing is said of it."""
 
 
 def given(asked: Measure) -> dict[str, Any]:

@@ -306,11 +306,11 @@ def noted(folder: Path) -> list[dict[str, Any] | None]:
 def read_config(path: Path) -> dict[str, Any]:
     """What a run's folder says it was asked to do."""
     if not (path / CONFIG).is_file():
-        what = "no such folder" if not path.exists() else "not a run's folder: it has no config.json"
         near = [str(each.parent) for place in (path.parent, Path("runs")) for each in place.glob(f"*/{CONFIG}")]
-        raise GrowpruneError(
-            f"{path}: {what}{nearest(str(path), near)}; give the folder of a run: its --out, by default in runs/"
-        )
+        what = f"no such folder{nearest(str(path), near)}"
+        if path.exists():
+            what = f"not a run's folder: it has no {CONFIG}, which holds a run's options"
+        raise GrowpruneError(f"{path}: {what}; give the folder of a run: its --out, by default in runs/")
     return read_json(path / CONFIG)
 
 

@@ -33,6 +33,7 @@ VALUES, BITS = "::values", "::mask"
 EXTRA = "_extra_state"
 """What torch calls the state of a module that is no tensor."""
 NUMBERS = ("groups", "num_groups", "num_features")
+OTHER = "; load takes what growprune.save wrote; a state dict is loaded by model.load_state_dict"
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -183,14 +184,14 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise GrowpruneError(f"{path}: {error.strerror}") from error
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 8 or len(blob) < 8 + size:
-        raise GrowpruneError(f"{path}: not a growprune file, or cut short ({len(blob)} bytes)")
+        raise GrowpruneError(f"{path}: not a growprune file, or cut short ({len(blob)} bytes){OTHER}")
     try:
         header = json.loads(blob[8 : 8 + size])
         facts: dict[str, Any] = json.loads(header["__metadata__"][KEY])
         end = 8 + size + max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0)
         right, known = facts.get("sha256") == digest(blob), facts.get("format")
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise GrowpruneError(f"{path}: not a growprune file, or its header is damaged") from error
+        raise GrowpruneError(f"{path}: not a growprune file, or its header is damaged{OTHER}") from error
     if len(blob) < end:
         raise GrowpruneError(f"{path}: cut short: {len(blob)} of {end} bytes")
     if not right:

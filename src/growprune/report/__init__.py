@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -119,11 +119,28 @@ def minus(number: str) -> str:
     return number.replace("-", "−")
 
 
-def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Table:
+class Whole(Table):
+    """A table that cuts no text: a terminal folds it, in a pipe or file lines are as long as they must be."""
+
+    def __init__(self, *head: str) -> None:
+        super().__init__(box=box.SIMPLE_HEAD, show_header=any(head), header_style="bold", pad_edge=False)
+        for at, name in enumerate(head):
+            self.add_column(Text(name), justify="right" if at else "left", overflow="fold")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not options.is_terminal:
+            needed = self.__rich_measure__(console, options.update(width=UNBOUND)).maximum
+            options = options.update(width=max(options.max_width, needed))
+        yield from super().__rich_console__(console, options)
+
+
+UNBOUND = 100_000
+"""Characters in a line; rich needs a number."""
+
+
+def text_table(rows: Sequence[tuple[str, ...]], strong: str = "") -> Whole:
     """Rows for a terminal, their head first; the row that begins with `strong` stands out. Cells are plain text."""
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for column, name in enumerate(rows[0]):
-        shown.add_column(Text(name), justify="right" if column else "left")
+    shown = Whole(*rows[0])
     for row in rows[1:]:
         shown.add_row(*map(Text, row), style="bold" if row[0] == strong else "")
     return shown
@@ -151,6 +168,8 @@ class Fitted:
             shown = text_table([(row[0], *(row[number] for number in part)) for row in self.rows])
             for column, number in zip(shown.columns[1:], part, strict=True):
                 column.width = widths[number]
+            beside = sum(widths[number] + BETWEEN for number in part)
+            shown.columns[0].max_width = max(widths[0], options.max_width - EDGES - beside)
             yield shown
 
 

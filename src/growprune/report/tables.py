@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from growprune.groups import by_reason
-from growprune.report import amount
+from growprune.report import Whole, amount
 
 Result = Mapping[str, Any]
 SHOWN = 4
 """Names of layers in a line."""
-
-
-def table(*head: str) -> Table:
-    """Words on the left, numbers on the right."""
-    shown = Table(*head, box=box.SIMPLE_HEAD, show_header=any(head), pad_edge=False)
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    return shown
+ZEROS = "zeros among the weights"
+"""Of convolutions and linear layers."""
 
 
 def bench_table(result: Result) -> Group:
@@ -31,7 +23,7 @@ def bench_table(result: Result) -> Group:
     if "fed" in result:
         return fed_table(result)
     made, models = result["environment"], result["models"]
-    shown, found = table("", *models), list(models.values())
+    shown, found = Whole("", *models), list(models.values())
     shown.add_row("GReg-1, alone", *(f"{each['ms']:.2f} ms" for each in found), style="bold")
     shown.add_row("images a second", *(f"{each['images_per_second']:,.0f}" for each in found))
     shown.add_row("without the penalty", *(f"{each['ms_without_penalty']:.2f} ms" for each in found))
@@ -83,9 +75,9 @@ def fed_table(result: Result) -> Group:
 SOURCES = {"cpu": "JPEGs on the CPU", "gpu": "JPEGs on the GPU", "kept": "kept on the GPU"}
 
 
-def fed_by(found: Result, result: Result) -> Table:
+def fed_by(found: Result, result: Result) -> Whole:
     columns = [found[source] for source in SOURCES if source in found]
-    shown = table("images a second", *(label for source, label in SOURCES.items() if source in found))
+    shown = Whole("images a second", *(label for source, label in SOURCES.items() if source in found))
     for label, key, style in (
         ("the step alone", "step", "bold"),
         ("the loader alone", "loader", ""),
@@ -117,18 +109,23 @@ def plan_table(result: Result) -> Group:
     """What a plan would give, or what there is."""
     nothing = all(full == left for full, left in result["widths"].values())
     head = f"{result['model']}, input {'x'.join(map(str, result['input']))}"
+    zeros = [f"{100 * share:.1f} %" for share in result.get("zeros", {}).values()]
     if nothing:
-        shown = table("", "")
+        shown = Whole("", "")
         shown.add_row("parameters", f"{result['params']['before']:,}", style="bold")
         shown.add_row("MACs", f"{result['macs']['before']:,}", style="bold")
+        if zeros:
+            shown.add_row(ZEROS, zeros[0], style="bold")
         for layer, (full, _) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full))
     else:
         head += f", {amount(result)}"
-        shown = table("", "before", "after", "factor")
+        shown = Whole("", "before", "after", "factor")
         for label, key in (("parameters", "params"), ("MACs", "macs")):
             full, left = result[key]["before"], result[key]["after"]
             shown.add_row(label, f"{full:,}", f"{left:,}", f"{full / left:.2f}×", style="bold")
+        if zeros:
+            shown.add_row(ZEROS, *zeros, style="bold")
         for layer, (full, left) in result["widths"].items():
             shown.add_row(f"filters of {layer}", str(full), str(left), f"{full / left:.2f}×")
     left_alone = [Text(f"{layer} is left alone: {reason}") for layer, reason in result["skipped"].items()]
@@ -140,23 +137,24 @@ def whole(result: Result) -> Iterator[str]:
 
     >>> stays = {"a": "?", "b": "it is ignored", "c": "it reads", "d": "it reads", "e": "it reads", "f": "it reads"}
     >>> list(whole({"skipped": {"a": "?"}, "stays": stays}))
-    ['1 stays whole (it is ignored): b', '4 stay whole (it reads): c, d, e, f']
+    ['1 stays whole (it is ignored): b', '4 stay whole (each since it reads): c, d, e, f']
     >>> list(whole({"skipped": {}, "stays": dict.fromkeys("abcde", "it reads")}))
-    ['5 stay whole (it reads): a, b, c, d and 1 more']
+    ['5 stay whole (each since it reads): a, b, c, d and 1 more']
     """
     stays = {layer: why for layer, why in result["stays"].items() if layer not in result["skipped"]}
     for why, layers in by_reason(stays).items():
         shown = ", ".join(layers[:SHOWN]) + (f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else "")
-        yield f"{len(layers)} {'stays' if len(layers) == 1 else 'stay'} whole ({why}): {shown}"
+        stay = "stays whole (" if len(layers) == 1 else "stay whole (each since "
+        yield f"{len(layers)} {stay}{why}): {shown}"
 
 
 def eval_table(result: Result) -> Group:
     """What `growprune eval` found."""
-    shown = table("", "")
+    shown = Whole("", "")
     shown.add_row(f"accuracy on {result['images']:,} test images", f"{result['accuracy']:.2f} %", style="bold")
     shown.add_row("parameters", f"{result['params']:,}")
     shown.add_row("MACs an image", f"{result['macs']:,}")
-    shown.add_row("zeros among the parameters", f"{100 * result['zeros']:.1f} %")
+    shown.add_row(ZEROS, f"{100 * result['zeros']:.1f} %")
     return Group(Text(f"{result['model']} on {result['data']}", style="bold"), shown)
 
 
@@ -165,7 +163,7 @@ def export_table(result: Result) -> Group:
     proof, time, scale = result["proof"], result["latency"], result["normalization"]
     batch, shape = result["batch"] or "N", "x".join(map(str, result["input"]))
     opset = f", opset {result['opset']}" if "opset" in result else ""
-    shown = table("", "")
+    shown = Whole("", "")
     shown.add_row("file", f"{result['format']}{opset}, {result['bytes'] / 1e6:,.2f} MB")
     shown.add_row("parameters", f"{result['params']:,}")
     shown.add_row("zeros among them", f"{100 * result['zeros']:.1f} %")
