@@ -660,6 +660,44 @@ def test_a_loop_on_a_pruner_that_is_attached_to_nothing_is_told_so_once(how: str
         optimizer.step()
 
 
+def test_a_twin_that_follows_by_states_is_not_told() -> None:
+    """The pruner of averaged weights, say: attached to nothing, it goes on by loading, and is cut once an epoch."""
+    model = Net()
+    pruner, twin = (gp.Pruner(net, X, schedule=gp.GReg1(ks=50)) for net in (model, copy.deepcopy(model)))
+    pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(25):
+        pruner.advance()
+        twin.load_state_dict(pruner.state_dict())
+        assert not twin.done
+        (said,) = heard(twin.compact)
+        assert "what was not pushed to zero yet is cut off" in said
+    fresh = gp.Pruner(copy.deepcopy(model), X, schedule=gp.GReg1(ks=50))
+    told = [each for _ in range(25) for each in heard(fresh.compact)]
+    assert not any("attached" in each for each in told), "to cut often is not to wait in a loop"
+
+
+def test_a_loop_that_attaches_is_told_nothing_of_the_time_before() -> None:
+    model = Net()
+    pruner, optimizer = gp.Pruner(model, X), torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        assert not heard(lambda: [pruner.done for _ in range(6)])
+        pruner.attach(optimizer)
+        pruner.detach()
+
+
+@pytest.mark.parametrize("schedule", [gp.GReg1(delta_lambda=0.5, ku=1, ks=1), gp.OneShot()])
+@pytest.mark.filterwarnings("ignore:compact")
+def test_one_that_is_done_may_be_asked_for_ever(schedule: gp.Schedule) -> None:
+    """It is attached to nothing any more."""
+    model = Net()
+    pruner = gp.Pruner(model, X, schedule=schedule)
+    pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    while not pruner.done:
+        pruner.advance()
+    pruner.compact()
+    assert not heard(lambda: [pruner.done for _ in range(50)])
+
+
 def test_a_loop_that_counts_its_steps_itself_is_not_told() -> None:
     pruner = gp.Pruner(Net(), X)
     for _ in range(50):
