@@ -421,9 +421,11 @@ class Pruner:
                 f"all the same{more}"
             )
         elif self.total_steps:
-            why = self._factors.unpushed()
+            found, steps, past = self.separation(), self.total_steps, self._state.past
             began = () if self._state.began is None else self._state.began.tolist()
-            if why or (why := separation.doubtful(self.separation(), self.total_steps, self._state.past, began)):
+            large = separation.doubtful(found, steps, 0, began) is not None
+            why = self._factors.unpushed(large) or separation.doubtful(found, steps, past, began)
+            if why is not None:
                 warn(f"compact: {why}")
 
     # -- stopping and going on -----------------------------------------------------------------------------------
