@@ -363,7 +363,7 @@ def test_a_parameter_in_no_optimizer() -> None:
     pruner = gp.Pruner(model, X)
     before = copy.deepcopy(pruner.state_dict())
     optimizer = torch.optim.SGD([model.fc.weight], lr=0.1)
-    error(lambda: pruner.attach(optimizer), "'conv2.weight'", "ignore=")
+    error(lambda: pruner.attach(optimizer), "'conv2.weight'", "or name 'conv2' in the option ignore")
     assert str(pruner.state_dict()) == str(before)
     optimizer.step()
     assert pruner.step_count == 0
@@ -375,7 +375,7 @@ def test_an_optimizer_of_another_model() -> None:
     """As where a framework trains a copy: to add the parameter, or to ignore the layer, would be no way out."""
     optimizer = torch.optim.SGD(Net().parameters(), lr=0.1)
     message = error(lambda: gp.Pruner(Net(), X).attach(optimizer), "'conv2.weight'", "any other parameter", "copy")
-    assert "ignore=" not in message
+    assert "ignore" not in message
 
 
 def test_what_is_no_optimizer() -> None:
@@ -626,11 +626,14 @@ def unheard(model: Net) -> None:
         (unheard, "had no gradient in 6 of 10 steps, and was not pushed in these: does the loss reach it?"),
     ],
 )
-def test_why_a_layer_was_not_pushed_is_told(mishap: Callable[[Net], None], told: str) -> None:
-    """Not that a larger learning rate would do: what happened to it between two steps of the loop."""
+@pytest.mark.parametrize("scope", ["filter", "path"])
+def test_why_a_layer_was_not_pushed_is_told(mishap: Callable[[Net], None], told: str, scope: Any) -> None:
+    """Not that a larger learning rate would do: what happened to it between two steps of the loop. Steps are counted
+    once, in however many groups of the optimizer there are parameters under penalty."""
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    pruner = gp.Pruner(model, X, schedule=gp.GReg1(delta_lambda=0.2, ku=1, ks=5), ratios={"conv2": 0.5})
+    optimizer = torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=1e-3)
+    schedule = gp.GReg1(delta_lambda=0.2, ku=1, ks=5)
+    pruner = gp.Pruner(model, X, schedule=schedule, ratios={"conv2": 0.5}, scope=scope)
     pruner.attach(optimizer)
     while not pruner.done:
         if pruner.step_count == 4:
@@ -639,6 +642,37 @@ def test_why_a_layer_was_not_pushed_is_told(mishap: Callable[[Net], None], told:
         model(X).square().mean().backward()
         optimizer.step()
     assert heard(pruner.compact) == [f"compact: 'conv2.weight' {told}"]
+
+
+def pushed(without: range, lr: float, schedule: gp.Schedule, second: int | None = None) -> list[str]:
+    """What is told of a loop that makes no gradient at some steps, and attaches another optimizer at one."""
+    torch.manual_seed(0)
+    model = Net()
+    pruner = gp.Pruner(model, X, schedule=schedule, ratios={"conv2": 0.5})
+    pruner.attach(optimizer := torch.optim.SGD(model.parameters(), lr=lr))
+    while not pruner.done:
+        if pruner.step_count == second:
+            pruner.detach()
+            pruner.attach(optimizer := torch.optim.SGD(model.parameters(), lr=lr))
+        optimizer.zero_grad()
+        if pruner.step_count not in without:
+            (model(X).sum() * 0).backward()
+        optimizer.step()
+    return heard(pruner.compact)
+
+
+def test_gradients_that_were_missing_are_not_blamed_where_they_are_not_to_blame() -> None:
+    short, hard = gp.GReg1(delta_lambda=0.2, ku=1, ks=5), gp.GReg1(delta_lambda=0.5, ku=1, ks=40)
+    (told,) = pushed(range(6), 1e-3, short)
+    assert "'conv2.weight' had no gradient in 6 of 10 steps" in told
+    (told,) = pushed(range(5), 1e-3, short)  # in half of the steps it was pushed, only not far
+    assert "the push has ended, but what goes in 'conv2' is still" in told
+    assert not pushed(range(30), 0.2, hard), "the other steps were enough"
+
+
+def test_steps_are_counted_anew_with_another_optimizer() -> None:
+    (told,) = pushed(range(7, 10), 1e-3, gp.GReg1(delta_lambda=0.2, ku=1, ks=5), second=5)
+    assert "'conv2.weight' had no gradient in 3 of 5 steps" in told
 
 
 @pytest.mark.parametrize("how", ["never attached", "detached", "copied"])
@@ -658,6 +692,44 @@ def test_a_loop_on_a_pruner_that_is_attached_to_nothing_is_told_so_once(how: str
     pruner.attach(optimizer)
     while not pruner.done:
         optimizer.step()
+
+
+def test_a_twin_that_follows_by_states_is_not_told() -> None:
+    """The pruner of averaged weights, say: attached to nothing, it goes on by loading, and is cut once an epoch."""
+    model = Net()
+    pruner, twin = (gp.Pruner(net, X, schedule=gp.GReg1(ks=50)) for net in (model, copy.deepcopy(model)))
+    pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(25):
+        pruner.advance()
+        twin.load_state_dict(pruner.state_dict())
+        assert not twin.done
+        (said,) = heard(twin.compact)
+        assert "what was not pushed to zero yet is cut off" in said
+    fresh = gp.Pruner(copy.deepcopy(model), X, schedule=gp.GReg1(ks=50))
+    told = [each for _ in range(25) for each in heard(fresh.compact)]
+    assert not any("attached" in each for each in told), "to cut often is not to wait in a loop"
+
+
+def test_a_loop_that_attaches_is_told_nothing_of_the_time_before() -> None:
+    model = Net()
+    pruner, optimizer = gp.Pruner(model, X), torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        assert not heard(lambda: [pruner.done for _ in range(6)])
+        pruner.attach(optimizer)
+        pruner.detach()
+
+
+@pytest.mark.parametrize("schedule", [gp.GReg1(delta_lambda=0.5, ku=1, ks=1), gp.OneShot()])
+@pytest.mark.filterwarnings("ignore:compact")
+def test_one_that_is_done_may_be_asked_for_ever(schedule: gp.Schedule) -> None:
+    """It is attached to nothing any more."""
+    model = Net()
+    pruner = gp.Pruner(model, X, schedule=schedule)
+    pruner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    while not pruner.done:
+        pruner.advance()
+    pruner.compact()
+    assert not heard(lambda: [pruner.done for _ in range(50)])
 
 
 def test_a_loop_that_counts_its_steps_itself_is_not_told() -> None:

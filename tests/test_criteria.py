@@ -391,6 +391,16 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         "give loss=, a function of output and target",
     ),
     "dict, Taylor": (Two(), gp.Taylor([(torch.ones(3, 3), torch.tensor([0, 1, 2]))]), "; give loss="),
+    "five into two": (
+        nn.Linear(2, 3),
+        gp.Taylor([(torch.ones(3, 5), torch.tensor([0, 1, 2]))]),
+        "cannot be multiplied",
+    ),
+    "five into two, OBD": (
+        nn.Linear(2, 3),
+        gp.OBD([(torch.ones(3, 5), torch.tensor([0, 1, 2]))]),
+        "cannot be multiplied",
+    ),
     "dict, alone": (Two(), gp.Taylor(), "give batches and a loss"),
 }
 

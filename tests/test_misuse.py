@@ -107,6 +107,57 @@ def test_a_state_with_numbers_that_cannot_be(key: str, value: Any) -> None:
     assert pruner.step_count == 0
 
 
+RULED = gp.GReg1(delta_lambda=0.1, ku=2, ks=5, stop_ratio=1e6)
+
+
+def whole(schedule: gp.Schedule) -> tuple[gp.Pruner, dict[str, Any]]:
+    """A fresh pruner, and the state of another of its plan after five steps."""
+    model = net()
+    first, fresh = (gp.Pruner(model, X, schedule, granularity="weight", ratios={"3": 0.5}) for _ in range(2))
+    first.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(5):
+        step(model, optimizer)
+    return fresh, first.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("ended", 10**9), ("ended", 6), ("ended", -1), ("ended", True), ("turn", [{}]), ("turn", [-1]), ("turn", ["0"]),
+     ("began", torch.ones(2)), ("began", torch.tensor(1.0)), ("ratio", torch.ones(7)), ("past", -1), ("step", 0.5),
+     ("generator", torch.zeros_like(torch.Generator().get_state()))],
+    ids=lambda value: str(value)[:12],
+)  # fmt: skip
+def test_a_state_that_is_refused_has_changed_nothing(key: str, value: Any) -> None:
+    """Each thing wrong by itself, in a state that is right otherwise."""
+    pruner, state = whole(RULED)
+    before = str(pruner.state_dict())
+    with pytest.raises(gp.GrowpruneError, match=f"this is not a pruner's state: its '{key}' is"):
+        pruner.load_state_dict(state | {key: value})
+    assert str(pruner.state_dict()) == before
+    assert pruner.total_steps == RULED.total_steps
+    pruner.load_state_dict(state | {"ended": 5, "turn": [0]})
+    assert str(pruner.state_dict()) != before
+    assert pruner.total_steps == 5 + RULED.ks
+
+
+def test_a_push_that_no_rule_ends_has_not_been_ended() -> None:
+    pruner, state = whole(gp.GReg1(delta_lambda=0.1, ku=2, ks=5))
+    with pytest.raises(gp.GrowpruneError, match="the state's push ended at step 3, by a ratio that this plan has not"):
+        pruner.load_state_dict(state | {"ended": 3})
+    assert pruner.step_count == 0
+    with pytest.raises(gp.GrowpruneError, match="of another plan: its schedule"):  # if it has another schedule at all
+        pruner.load_state_dict(whole(RULED)[1] | {"ended": 3})
+
+
+def test_a_state_is_at_the_plans_last_step_at_most() -> None:
+    pruner, state = whole(RULED)
+    last = RULED.total_steps
+    with pytest.raises(gp.GrowpruneError, match=f"the state is at step {last + 1}, the plan has {last}"):
+        pruner.load_state_dict(state | {"step": last + 1})
+    pruner.load_state_dict(state | {"step": last})
+    assert pruner.done
+
+
 def test_a_model_that_has_changed_since_is_named_for_what_it_is() -> None:
     model = net()
     pruner = gp.Pruner(model, X, gp.OneShot())

@@ -101,13 +101,68 @@ class Unbiased(nn.Module):
 
 def test_an_example_that_shows_no_filter_proves_nothing_and_that_is_said() -> None:
     """Before the first step if there is one, and when filters are removed."""
-    zeros, said = torch.zeros(1, 3, 6, 6), "the same on the example without any of its filters"
+    zeros, said = torch.zeros(1, 3, 6, 6), "the same on the example without any filter of the layers that lose some"
     pruner = gp.Pruner(Unbiased(), zeros, gp.OneShot())
     with pytest.warns(UserWarning, match=said):
         pruner.compact()
     with pytest.warns(UserWarning, match=said) as heard:
         gp.Pruner(Unbiased(), zeros, gp.GReg1())
     assert heard[0].filename == __file__
+    with pytest.warns(UserWarning, match=said):  # which will lose some is not known yet
+        gp.Pruner(Unbiased(), zeros, gp.GReg2(), ratios=gp.Global(0.5))
+
+
+class Branches(nn.Module):
+    """Two networks side by side, each with an input of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Unbiased(), Unbiased()
+
+    def forward(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        return [self.one(x), self.other(y)]
+
+
+def test_what_an_example_shows_of_layers_that_stay_proves_nothing_of_those_that_go() -> None:
+    example = torch.zeros(1, 3, 6, 6), torch.randn(1, 3, 6, 6)
+    with pytest.warns(UserWarning, match="without any filter of the layers that lose some"):
+        gp.Pruner(Branches(), example, gp.OneShot(), ratios={"one.b": 0.5}).compact()
+    gp.Pruner(Branches(), example, gp.OneShot(), ratios={"other.b": 0.5}).compact()
+
+
+class Needing(Unbiased):
+    """Puts out the same whatever goes, and fails where nothing comes through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not bool((out := super().forward(x)).any()):
+            raise ValueError("nothing comes through")
+        return out.sign().abs()
+
+
+def test_of_a_model_that_cannot_run_without_its_filters_nothing_is_said() -> None:
+    gp.Pruner(Needing(), torch.rand(1, 3, 6, 6), gp.OneShot(), ratios={"b": 0.5}).compact()
+
+
+class Rooted(nn.Module):
+    """The root of what may have become negative."""
+
+    offset = 100.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sqrt(self.body(x) + self.offset)
+
+
+def test_what_puts_out_nan_by_the_time_of_removal_is_refused() -> None:
+    """NaN is no more than any bound; nor is it less."""
+    model = Rooted()
+    pruner = gp.Pruner(model, X, gp.OneShot())
+    model.offset = -100.0
+    with pytest.raises(gp.GrowpruneError, match="puts out NaN on the example, so no removal can be proved"):
+        pruner.compact()
 
 
 class Scaled(nn.Module):

@@ -176,6 +176,25 @@ def test_a_ratio_takes_the_least_whole_number_of_filters(r: float, size: int) ->
     assert pruned_of(r, size) == min(math.ceil(Fraction(repr(r)) * size), size - 1)
 
 
+def test_a_ratio_in_single_precision_is_the_number_that_was_written_in_every_form() -> None:
+    """0.55 there is a little more: of 100 filters 56 would go."""
+    layers = [nn.Linear(3, 8), nn.Linear(8, 100), nn.Linear(100, 2)]
+    for kind in (float, np.float32, torch.tensor):
+        r, one = kind(0.55), torch.tensor(1) if kind is torch.tensor else 1
+        same = (Uniform(r), Stages((r, r)), Ranges(((0, 3, r),)), ByName((("conv", r),)), gp.Global(r, at_most=r))
+        found = [read(spec) for spec in (*same, gp.Global(0.5, at_most=one), gp.Speedup(kind(1.55)))]
+        assert [repr(spec) for spec in found] == [
+            "Uniform(ratio=0.55)",
+            "Stages(ratios=(0.55, 0.55))",
+            "Ranges(ranges=((0, 3, 0.55),))",
+            "ByName(ratios=(('conv', 0.55),))",
+            "Global(ratio=0.55, at_most=0.55, stem=False)",
+            f"Global(ratio=0.5, at_most={'1.0' if kind is torch.tensor else '1'}, stem=False)",
+            "Speedup(times=1.55, per='network')",
+        ]
+        assert plan(gp.Global(r), nn.Sequential(*layers), torch.ones(1, 3)).widths()["1"] == [100, 45]
+
+
 def test_numbers_from_numpy_are_numbers() -> None:
     """As a sweep over np.linspace gives them; one from torch too."""
     half = np.float64(0.5)
@@ -211,6 +230,10 @@ def test_numbers_from_numpy_are_numbers() -> None:
         ("half", ("half",)),
         (1.0, ("1.0 is outside [0, 1)",)),
         (50, ("50.0 is outside [0, 1); for 50 % give 0.5",)),
+        (gp.Global(torch.tensor(50)), ("50.0 is outside [0, 1); for 50 % give 0.5",)),  # type: ignore[arg-type]
+        (torch.tensor(0.5, device="meta"), ("device='meta'", "is not a number")),
+        (torch.tensor(0.5 + 1j), ("tensor(0.5000+1.j) is not a number",)),
+        (gp.Speedup(torch.tensor(2.0, device="meta")), ("is not a number",)),  # type: ignore[arg-type]
         ("[0, 32.5, 0, 0]", ("for 32.5 % give 0.325",)),
         (gp.Global(70), ("for 70 % give 0.7",)),
         (torch.tensor([0.5]), ("tensor([0.5000])",)),
@@ -252,12 +275,19 @@ def test_bad_ratios_are_refused_by_name(ratios: Any, names: tuple[str, ...]) -> 
     refused(lambda: plan(ratios), *names)
 
 
+@pytest.mark.parametrize("value", [1.0, 100.0, 150.0])
+def test_what_no_percentage_would_be_is_not_taken_for_one(value: float) -> None:
+    with pytest.raises(gp.GrowpruneError, match=rf"ratios: {value} is outside \[0, 1\)$"):
+        read(value)
+
+
 def test_refusals_that_depend_on_the_network() -> None:
     example, net = batch((2, 2, 6, 6), 3)[0], TwoConvs().double()
     refused(lambda: plan("[0, 0.5]", net, example), "no residual stages", "[0.0, 0.5]")
     refused(lambda: plan(gp.Speedup(1.5, per="stage"), net, example), "stage")
     refused(lambda: plan(gp.Speedup(1.5), net, example, granularity="weight"), "speedup: only with granularity filter")
     refused(lambda: plan({"fc": 0.5}, net, example), "'fc'")
+    refused(lambda: plan(10**400, net, example), "ratios: 10", "is not a number")
 
 
 def test_a_huge_range_costs_nothing_to_refuse() -> None:
@@ -748,7 +778,8 @@ def test_a_speed_up_between_those_there_are_says_what_to_ask_for() -> None:
         plan(gp.Speedup(1.4), net, example)
     nearest = float(str(found.value).rpartition(" ")[2])
     assert reached(plan(gp.Speedup(nearest), net, example), net, example) == pytest.approx(nearest, rel=0.01)
-    refused(lambda: plan(gp.Speedup(1.02), net, example), "nearest is 1x")  # which nobody would ask for
+    with pytest.raises(gp.GrowpruneError, match=r"the nearest is 1x$"):  # which nobody would ask for
+        plan(gp.Speedup(1.02), net, example)
 
 
 @settings(max_examples=25, deadline=None)

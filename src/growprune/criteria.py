@@ -327,7 +327,8 @@ def average(
         except (GrowpruneError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-            way = "; give loss=, a function of output and target" if criterion.loss is F.cross_entropy else ""
+            other = criterion.loss is F.cross_entropy and runs(net, x)
+            way = "; give loss=, a function of output and target" if other else ""
             raise GrowpruneError(
                 f"criterion: model and loss fail on a batch: {type(error).__name__}: {line(error)}{way}"
             ) from error
@@ -338,3 +339,13 @@ def average(
     if number == 0:
         raise GrowpruneError("criterion: its batches are empty")
     return {name: value / number for name, value in total.items()}
+
+
+def runs(model: nn.Module, x: Any) -> bool:
+    """Is it not the model itself that fails on a batch?"""
+    try:
+        with torch.no_grad():
+            call(model, x)
+    except Exception:
+        return False
+    return True

@@ -124,7 +124,7 @@ class Factors:
             if id(own[p.name]) not in held and schedule.total_steps:
                 raise GrowpruneError(
                     f"'{p.name}' is in no parameter group of {those}, so the penalty cannot reach it: add it, give "
-                    f"attach() a list with the optimizer that has it, or name '{owner(p.name)}' in ignore="
+                    f"attach() a list with the optimizer that has it, or name '{owner(p.name)}' in the option ignore"
                 )
         if not schedule.total_steps:
             return 0.0
@@ -203,13 +203,14 @@ class Factors:
                 if live:
                     way([w for w, _ in live], [f for _, f in live], group)
 
-    def unpushed(self) -> str | None:
-        """Why a weight was hardly pushed, whatever the schedule, if one was."""
+    def unpushed(self, large: bool) -> str | None:
+        """Why a weight was hardly pushed, whatever the schedule, if one was. `large`: what goes is large still; if
+        it is not, the few steps with a gradient were enough."""
         own = dict(self.model.named_parameters())
         for p, w, due, missed in zip(self.parameters, self.weights, self.due, self.missed, strict=False):
             if own.get(p.name) is not w:
                 return f"'{p.name}' is not the tensor that was pushed any more: it was replaced since attach()"
-            if 2 * missed > due:
+            if large and 2 * missed > due:
                 why = "does the loss reach it?" if w.requires_grad else "it is frozen by now"
                 return f"'{p.name}' had no gradient in {missed:,} of {due:,} steps, and was not pushed in these: {why}"
         return None

@@ -200,20 +200,23 @@ def prove(model: nn.Module, small: nn.Module, groups: Groups, pruned: Tensor, ex
             f"the smaller network strays from the masked one {seen}: its forward must depend on a width, then name "
             f"that layer in the option ignore; {OR_SELECTS}"
         )
-    if not error and blind(model, groups, example_input):
+    if not error and blind(model, groups, pruned, example_input):
         warn(
-            "the model puts out the same on the example without any of its filters (zeros go in, say, or what they add "
-            "is lost in rounding), so there is nothing to prove a removal by: give another example, or trained weights"
+            "the model puts out the same on the example without any filter of the layers that lose some (zeros go in, "
+            "say, or what they add is lost in rounding), so there is nothing to prove a removal by: give another "
+            "example, or trained weights"
         )
 
 
-def blind(model: nn.Module, groups: Groups, example_input: Any) -> bool:
-    """Does the example show nothing of any filter, whatever has not begun to train yet? Asked where the two networks
-    agree to the last bit, which those that differ in width seldom do."""
-    model = stirred(model, groups)
-    none = masked(model, groups, torch.ones(groups.units, dtype=torch.bool))
+def blind(model: nn.Module, groups: Groups, pruned: Tensor, example_input: Any) -> bool:
+    """Does the example show nothing of any filter in the layers that lose some (or in all, where none is known to),
+    whatever has not begun to train yet? Asked where the two networks agree to the last bit, which those that differ in
+    width seldom do."""
+    model, every = stirred(model, groups), torch.zeros(groups.units, dtype=torch.bool)
+    for layer in [each for each in groups.layers if bool(pruned[each.start : each.stop].any())] or groups.layers:
+        every[layer.start : layer.stop] = True
     try:
-        found = outputs(model, none, example_input)
+        found = outputs(model, masked(model, groups, every), example_input)
     except Exception:  # without them it cannot run
         return False
     return any(t.numel() for t in found[0]) and not distance(*found)

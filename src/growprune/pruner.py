@@ -151,12 +151,16 @@ class Pruner:
     @property
     def done(self) -> bool:
         """Has the schedule run its course, so that `compact` is due?"""
-        over = self.step_count >= self.total_steps
-        if not over and not self._optimizers:
+        if not self._over and not self._optimizers:
             self._asked_idly += 1
             if self._asked_idly == PATIENCE:
                 warn("this pruner is attached to no optimizer, so no step is counted and it is never done: attach() it")
-        return over
+        return self._over
+
+    @property
+    def _over(self) -> bool:
+        """`done`, asked by the pruner itself: no loop waits for it."""
+        return self.step_count >= self.total_steps
 
     def penalty(self) -> Penalty:
         """The penalty that the next optimizer step carries."""
@@ -202,7 +206,7 @@ class Pruner:
         ways = {each: normalizes(each) if decoupled is None else decoupled for each in optimizers}
         self._gamma = self._factors.bind(ways, self._asked)
         checks.shrinks(self._factors.weights, ways, self._asked)
-        self._optimizers = optimizers
+        self._optimizers, self._asked_idly = optimizers, 0
         for each in optimizers:
             attached.note(each, self)
         self._settle()
@@ -217,7 +221,7 @@ class Pruner:
 
     def _both_push(self, other: Pruner) -> list[str]:
         """Parameters of the same model that another pruner, not done yet, would push too."""
-        if other.model is not self.model or other.done or self.done:
+        if other.model is not self.model or other._over or self._over:
             return []
         theirs = {parameter.name for parameter in other._factors.parameters}
         return [parameter.name for parameter in self._factors.parameters if parameter.name in theirs]
@@ -237,7 +241,7 @@ class Pruner:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self._state.turns.begins(self._optimizers.index(optimizer)):
             self.advance()
-        if self.done:
+        if self._over:
             return None
         self._follow_device()
         return self._factors.apply(optimizer, args, kwargs)
@@ -255,7 +259,7 @@ class Pruner:
         Nothing here waits for the device.
         """
         self._asked_idly = 0
-        if self.done:
+        if self._over:
             self._state.past += 1
             return
         self._follow_device()
@@ -380,7 +384,7 @@ class Pruner:
         self._follow_device()
         checks.unchanged(self.model, self.groups, self._shapes)
         checks.weights(self.model)
-        goes_on = not (self.done or self.groups.granularity == "weight" or {*optimizers} & {*self._optimizers})
+        goes_on = not (self._over or self.groups.granularity == "weight" or {*optimizers} & {*self._optimizers})
         self._doubt(goes_on)
         pruned = self._state.pruned
         if self.groups.granularity == "weight":
@@ -410,16 +414,18 @@ class Pruner:
 
     def _doubt(self, goes_on: bool) -> None:
         """Tell if removal will cost more than it need."""
-        if not self.done:
+        if not self._over:
             more = "; the larger network is still pushed" if goes_on and self._optimizers else ""
             warn(
                 f"compact at step {self.step_count} of {self.total_steps}: what was not pushed to zero yet is cut off "
                 f"all the same{more}"
             )
         elif self.total_steps:
-            why = self._factors.unpushed()
+            found, steps, past = self.separation(), self.total_steps, self._state.past
             began = () if self._state.began is None else self._state.began.tolist()
-            if why or (why := separation.doubtful(self.separation(), self.total_steps, self._state.past, began)):
+            large = separation.doubtful(found, steps, 0, began) is not None
+            why = self._factors.unpushed(large) or separation.doubtful(found, steps, past, began)
+            if why is not None:
                 warn(f"compact: {why}")
 
     # -- stopping and going on -----------------------------------------------------------------------------------
@@ -431,6 +437,7 @@ class Pruner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken; a state of another network or plan is refused, nothing changed."""
         self._state.load(state, self._plan(), self._asked.total_steps)
+        self._asked_idly = 0  # steps were counted, if by another
         self._take_up()
         self._settle()
 

@@ -14,13 +14,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from growprune.errors import GrowpruneError, nearest, warn
 from growprune.groups import Groups, Layer, layer_name, why_none
-from growprune.schedule import is_number, is_real, plain_numbers
+from growprune.schedule import is_number, is_real, is_whole
 from growprune.solving import solve
 
 AT_MOST = 0.95
@@ -105,15 +105,14 @@ def read(ratios: Ratios) -> Spec:
     spec: Spec
     if isinstance(ratios, str):
         spec = parse(ratios)
-    elif is_real(ratios) or (isinstance(ratios, torch.Tensor) and not ratios.dim()):
+    elif is_single(ratios):
         spec = Uniform(number(ratios))
     elif isinstance(ratios, Mapping):
         spec = ByName(tuple((str(k), number(v)) for k, v in ratios.items()))
     elif isinstance(ratios, (list, tuple)):
         spec = Stages(tuple(number(r) for r in ratios))
     elif isinstance(ratios, (Uniform, Stages, Ranges, ByName, Global, Speedup)):
-        spec = replace(ratios)
-        plain_numbers(spec)
+        spec = replace(ratios, **{name: plain(value) for name, value in vars(ratios).items()})
     else:
         raise GrowpruneError(f"ratios: cannot read {ratios!r}; give a number, a list, a dict, Global(r) or Speedup(x)")
     check(spec)
@@ -164,10 +163,21 @@ def number(value: object) -> float:
         if isinstance(value, bool):
             raise TypeError
         found = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor on meta, or a complex one
         raise GrowpruneError(f"ratios: {value!r} is not a number") from None
     single = str(getattr(value, "dtype", "")).endswith("float32")
     return float(f"{found:.7g}") if single else found  # 0.55 in single precision is a little more
+
+
+def is_single(value: object) -> bool:
+    return is_real(value) or (isinstance(value, torch.Tensor) and not value.dim())
+
+
+def plain(value: Any) -> Any:
+    """A field of a specification with Python's numbers for numpy's and torch's; whole ones (a range's ends) stay so."""
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(each) for each in value)
+    return int(value) if is_whole(value) else number(value) if is_single(value) else value
 
 
 def write(spec: Spec) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from growprune.attached import Turns
 from growprune.checks import short
-from growprune.errors import GrowpruneError
+from growprune.errors import GrowpruneError, line
 from growprune.schedule import is_whole
 from growprune.separation import StopRule
 
@@ -64,6 +64,10 @@ class State:
                 )
         if saved["step"] > total_steps:
             raise GrowpruneError(f"the state is at step {saved['step']}, the plan has {total_steps}")
+        if saved["ended"] is not None and self.rule is None:
+            raise GrowpruneError(f"the state's push ended at step {saved['ended']}, by a ratio that this plan has not")
+        for key in ("began", "ratio"):
+            fits(saved, key)
         self.step, self.picked, self.ended = int(saved["step"]), bool(saved["picked"]), saved["ended"]
         self.past = int(saved.get("past", 0))  # older states do not know it, nor the turn
         self.turns.stepped = {*saved.get("turn", ())}
@@ -77,6 +81,14 @@ class State:
 
 SAID = {"ratios": "what goes of each layer", "layers": "what it can prune"}
 """Parts of a plan, in words where their names do not say what they hold."""
+
+
+def fits(saved: dict[str, Any], key: str) -> None:
+    """Has it one number for each layer that loses something?"""
+    parts = saved["pruned"].split([size for _, size in saved["plan"]["layers"]])
+    layers, given = sum(bool(part.any()) for part in parts), saved.get(key)
+    if given is not None and given.shape != (layers,):
+        raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {tuple(given.shape)}, not {(layers,)}")
 
 
 def whole(given: Any, units: int) -> None:
@@ -99,9 +111,18 @@ def whole(given: Any, units: int) -> None:
     for key, kind, usual in (("turn", list, []), ("began", (Tensor, type(None)), None)):
         if not isinstance(given.get(key, usual), kind):
             raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given[key])}")
+    step, ended, turn = given["step"], given["ended"], given.get("turn", [])
+    possible = ended is None or (is_whole(ended) and 0 <= ended <= step)
+    for key, value, fine in (("ended", ended, possible), ("turn", turn, all(is_whole(n) and n >= 0 for n in turn))):
+        if not fine:
+            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
     generator = torch.Generator().get_state()
     for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
         if given[key].shape != shape or given[key].dtype != kind:
             raise GrowpruneError(
                 f"this is not a pruner's state: its '{key}' is {tuple(given[key].shape)}, not {tuple(shape)}"
             )
+    try:
+        torch.Generator().set_state(given["generator"])
+    except RuntimeError as error:
+        raise GrowpruneError(f"this is not a pruner's state: its 'generator' is none: {line(error)}") from error
