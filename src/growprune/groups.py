@@ -97,6 +97,11 @@ class Groups:
     def of_role(self, *roles: Role) -> tuple[Slice, ...]:
         return tuple(s for s in self.slices if s.role in roles)
 
+    @property
+    def layer_of(self) -> Tensor:
+        """Which layer each unit belongs to, by its place among them."""
+        return torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(self.layers)])
+
     def filters(self) -> Tensor:
         """How many filters of its layer each unit has: one as a rule, more where a group norm or the like ties some."""
         one = torch.ones(1, dtype=torch.long).expand(self.units)
@@ -117,8 +122,7 @@ class Groups:
         """
         if of == 1:
             return dict.fromkeys(self.layers, 1)
-        beside = [of] * len(self.layers)
-        layer_of = torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(self.layers)])
+        beside, layer_of = [of] * len(self.layers), self.layer_of
         for s in self.slices:
             units, lengths = torch.unique_consecutive(s.units, return_counts=True)
             owned = units >= 0

@@ -34,7 +34,7 @@ class Cost:
         )
         self.sides = [torch.tensor([sizes[w][d] for w in groups.positions], dtype=torch.double) for d in (0, 1)]
         self.lost = [torch.zeros(len(groups.positions), len(groups.layers), dtype=torch.double) for _ in (0, 1)]
-        layer_of = torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(groups.layers)])
+        layer_of = groups.layer_of
         widths = torch.tensor([layer.size for layer in groups.layers], dtype=torch.double)
         row = {weight: i for i, weight in enumerate(groups.positions)}
         for s in groups.slices:
