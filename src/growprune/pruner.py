@@ -308,14 +308,13 @@ class Pruner:
     @torch.no_grad()
     def _pick(self) -> None:
         """Set S^p by the criterion: in each layer the least scores go (Algorithm 1, lines 4 and 8)."""
-        state, counts = self._state, self.counts or ()
+        state, counts, across = self._state, self.counts or (), isinstance(self.spec, _ratios.Global)
         scores = criteria.scores(
-            self.groups, self.model, self.example_input, self.criterion, state.generator, self._rows
+            self.groups, self.model, self.example_input, self.criterion, state.generator, self._rows, across
         )
         if isinstance(self.spec, _ratios.Global):
             filters, multiples = self.groups.filters(), self.groups.multiples(self.multiple, quiet=True)
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
-            scores = scores / filters.to(scores.device) if self.criterion.adds else scores
             state.pruned.copy_(criteria.least_of_all(scores, filters, spared, self.spec.ratio, multiples))
             if self.multiple > 1 and self.spec.ratio > 0 and not bool(state.pruned.any()):
                 raise _ratios.unmoved(self.multiple)
