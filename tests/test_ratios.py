@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import tracemalloc
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
@@ -547,6 +548,25 @@ def test_another_share_than_was_asked_for_is_told(ratio: Any, groups: int) -> No
         assert plan(ratio, net, IMAGE).widths()["tied"] == [48, 24]
 
 
+def test_another_share_that_hangs_on_which_filters_go_is_told() -> None:
+    """Of 20 filters two of eight, eight and four."""
+    net = Beside()
+    told = "^ratios: 'first' loses 4 to 8 filters at once or none: 60% to 80% go, not 50%$"
+    with pytest.warns(UserWarning, match=told):
+        assert 20 - plan({"first": 0.5}, net, IMAGE).widths()["first"][1] in (12, 16)
+    with pytest.warns(UserWarning, match=told.replace("60% to 80%", "20% to 40%").replace("50%", "10%")):
+        plan({"first": 0.1}, net, IMAGE)
+    plan({"first": 0.3, "second": 0.6}, net, IMAGE)  # 40 % at most, and 24 of 44
+
+
+def test_another_share_is_of_all_filters_of_a_layer() -> None:
+    """Two of three sixteens; twelve more are tied to the input, and stay."""
+    told = "^ratios: 'wide' loses 16 filters at once or none: 53% go, not 80%$"
+    with pytest.warns(UserWarning, match=told):
+        pruner = plan({"wide": 0.8}, Behind(4), SIDE_BY_SIDE[1][1])
+    assert pruner.widths()["wide"] == [60, 28]
+
+
 def test_a_layer_whose_filters_go_only_all_at_once_stays() -> None:
     pruner = plan(0.5, Tied(1), IMAGE)
     assert pruner.widths() == {"free": [64, 32]}
@@ -663,9 +683,9 @@ class Beside(nn.Module):
 class Behind(nn.Module):
     """A group norm over the input, four channels, and 60 filters behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: int = 8) -> None:
         super().__init__()
-        self.stem, self.wide, self.norm = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 60, 1), nn.GroupNorm(8, 64)
+        self.stem, self.wide, self.norm = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 60, 1), nn.GroupNorm(groups, 64)
         self.mixed, self.free, self.last = nn.Conv2d(64, 16, 1), nn.Conv2d(16, 32, 1), nn.Conv2d(32, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -683,7 +703,9 @@ def test_widths_are_those_of_the_smaller_network(build: Any, image: Tensor, rati
     """Whoever's units a layer's filters belong to, and where they belong to none."""
     torch.manual_seed(0)
     net = build()
-    pruner = plan(ratios, net, image)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ratios: 'first' loses 4 to 8 filters at once")
+        pruner = plan(ratios, net, image)
     small, widths = pruner.compact(), pruner.widths()
     assert widths == {n: [net.get_submodule(n).out_channels, small.get_submodule(n).out_channels] for n in widths}
     every, stay = (sum(each) for each in zip(*widths.values(), strict=True))
