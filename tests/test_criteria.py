@@ -93,6 +93,74 @@ def test_tied_filters_are_scored_together() -> None:
 # Taylor.
 
 
+class Stream(nn.Module):
+    """What seven layers are added into, then one as wide as all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.more = nn.Linear(4, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.wide, self.last = nn.Linear(16, 96), nn.Linear(96, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.more:
+            x = x + layer(x)
+        out: Tensor = self.last(torch.relu(self.wide(x)))
+        return out
+
+
+def alike(net: nn.Module) -> nn.Module:
+    """Every filter's weights sum up to one, but for a thousandth more from each to the next."""
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            if name.endswith("weight"):
+                sums = 1 + torch.arange(len(weight)) / 1000
+                weight.copy_((sums / weight.shape[1]).view(-1, 1).expand_as(weight))
+    return net
+
+
+def test_layers_tied_together_are_compared_by_the_filter() -> None:
+    """Filter 0 of the stream sums seven filters, and goes as soon as filter 0 of the wide layer, that sums one."""
+    net, x = alike(Stream()), torch.rand(2, 4)
+    for ratio, each in ((4 / 112, 2), (16 / 112, 8), (32 / 112, 16)):
+        masks = gp.Pruner(net, x, gp.OneShot(), ratios=gp.Global(ratio, at_most=1.0), coupled=True).masks()
+        gone = {name: (~mask).nonzero().flatten().tolist() for name, mask in masks.items()}
+        assert gone == {"first": list(range(min(each, 15))), "wide": list(range(each))}
+    raw = scored(net, "l1", x, coupled=True)["first"]
+    torch.testing.assert_close(raw, 7 * (1 + torch.arange(16) / 1000))  # within the layer, as it is
+
+
+class Uneven(nn.Module):
+    """Of a layer's eight filters five have one other tied to each, three have two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.some, self.others = nn.Linear(4, 8), nn.Linear(8, 5), nn.Linear(8, 3)
+        self.again, self.last = nn.Linear(3, 3), nn.Linear(11, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        others = self.others(first)
+        both = first + torch.cat([self.some(first), others], 1)
+        out: Tensor = self.last(torch.relu(torch.cat([both, others + self.again(torch.relu(others))], 1)))
+        return out
+
+
+def test_in_a_layer_to_which_others_are_tied_in_part_units_are_compared_by_the_filter() -> None:
+    net, x = alike(Uneven()), torch.rand(2, 4)
+    with torch.no_grad():
+        net.get_submodule("first").weight[5:] *= 0.5
+    found = scored(net, "l1", x, coupled=True)["first"]
+    place = torch.arange(8) / 1000
+    expected = [*((2 + 2 * place[:5]) / 2), *((0.5 * (1 + place[5:]) + 2 * (1 + place[:3])) / 3)]
+    torch.testing.assert_close(found, torch.stack(expected))
+    masks = gp.Pruner(net, x, gp.OneShot(), ratios={"first": 0.3}, coupled=True).masks()
+    assert masks["first"].tolist() == [True] * 5 + [False] * 3
+    roots = scored(net, "l2", x, coupled=True)["first"]  # grows otherwise, and is left as it is
+    sums = [getattr(net, name).weight.detach().square().sum(1) for name in ("first", "some", "others", "again")]
+    torch.testing.assert_close(roots, (sums[0] + torch.cat([sums[1], sums[2] + sums[3]])).sqrt())
+
+
 def slopes(net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     """The mean loss gradient in evaluation mode."""
     net = copy.deepcopy(net).eval()

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import tracemalloc
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
@@ -577,6 +578,25 @@ def test_another_share_than_was_asked_for_is_told(ratio: Any, groups: int) -> No
         assert plan(ratio, net, IMAGE).widths()["tied"] == [48, 24]
 
 
+def test_another_share_that_hangs_on_which_filters_go_is_told() -> None:
+    """Of 20 filters two of eight, eight and four."""
+    net = Beside()
+    told = "^ratios: 'first' loses 4 to 8 filters at once or none: 60% to 80% go, not 50%$"
+    with pytest.warns(UserWarning, match=told):
+        assert 20 - plan({"first": 0.5}, net, IMAGE).widths()["first"][1] in (12, 16)
+    with pytest.warns(UserWarning, match=told.replace("60% to 80%", "20% to 40%").replace("50%", "10%")):
+        plan({"first": 0.1}, net, IMAGE)
+    plan({"first": 0.3, "second": 0.6}, net, IMAGE)  # 40 % at most, and 24 of 44
+
+
+def test_another_share_is_of_all_filters_of_a_layer() -> None:
+    """Two of three sixteens; twelve more are tied to the input, and stay."""
+    told = "^ratios: 'wide' loses 16 filters at once or none: 53% go, not 80%$"
+    with pytest.warns(UserWarning, match=told):
+        pruner = plan({"wide": 0.8}, Behind(4), SIDE_BY_SIDE[1][1])
+    assert pruner.widths()["wide"] == [60, 28]
+
+
 def test_a_layer_whose_filters_go_only_all_at_once_stays() -> None:
     pruner = plan(0.5, Tied(1), IMAGE)
     assert pruner.widths() == {"free": [64, 32]}
@@ -673,6 +693,112 @@ def test_a_multiple_is_also_of_what_is_read() -> None:
     net = nn.Sequential(nn.Conv2d(3, 64, 1), nn.PixelShuffle(2), nn.Conv2d(16, 5, 1))
     small = plan("[0:0.4]", net, IMAGE, multiple=8).compact()
     assert (small[0].out_channels, small[2].in_channels) == (32, 8)
+
+
+class Beside(nn.Module):
+    """A group norm over two layers' filters side by side, 20 and 44: its third group has four of either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.second = nn.Conv2d(3, 20, 1), nn.Conv2d(20, 20, 1), nn.Conv2d(20, 44, 1)
+        self.norm, self.free, self.last = nn.GroupNorm(8, 64), nn.Conv2d(64, 32, 1), nn.Conv2d(32, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.relu(self.first(torch.relu(self.stem(x))))
+        both = torch.relu(self.norm(torch.cat([first, self.second(first)], 1)))
+        out: Tensor = self.last(torch.relu(self.free(both)))
+        return out
+
+
+class Behind(nn.Module):
+    """A group norm over the input, four channels, and 60 filters behind it."""
+
+    def __init__(self, groups: int = 8) -> None:
+        super().__init__()
+        self.stem, self.wide, self.norm = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 60, 1), nn.GroupNorm(groups, 64)
+        self.mixed, self.free, self.last = nn.Conv2d(64, 16, 1), nn.Conv2d(16, 32, 1), nn.Conv2d(32, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = torch.cat([x, self.wide(torch.relu(self.stem(x)))], 1)
+        out: Tensor = self.last(torch.relu(self.free(torch.relu(self.mixed(torch.relu(self.norm(both)))))))
+        return out
+
+
+SIDE_BY_SIDE: list[Any] = [(Beside, IMAGE), (Behind, batch((1, 4, 4, 4), 2)[0].float())]
+
+
+@pytest.mark.parametrize(("build", "image"), SIDE_BY_SIDE, ids=["two layers", "the input"])
+@pytest.mark.parametrize("ratios", [0.5, 0.8, gp.Global(0.3), gp.Global(0.5)], ids=str)
+def test_widths_are_those_of_the_smaller_network(build: Any, image: Tensor, ratios: Any) -> None:
+    """Whoever's units a layer's filters belong to, and where they belong to none."""
+    torch.manual_seed(0)
+    net = build()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ratios: 'first' loses 4 to 8 filters at once")
+        pruner = plan(ratios, net, image)
+    small, widths = pruner.compact(), pruner.widths()
+    assert widths == {n: [net.get_submodule(n).out_channels, small.get_submodule(n).out_channels] for n in widths}
+    every, stay = (sum(each) for each in zip(*widths.values(), strict=True))
+    assert f"{every - stay} of {every} filters go" in repr(pruner)
+
+
+def test_a_global_ratio_counts_what_two_layers_lose_at_once() -> None:
+    """Eight units of eight filters: the first goes, then the third, of four and four; together a fourth of them."""
+    net = Beside()
+    with torch.no_grad():
+        for name, weight in (("first", 1.0), ("second", 2.0), ("free", 9.0)):
+            net.get_submodule(name).weight.fill_(weight)
+        net.first.weight[:8] = 0.5
+    pruner = plan(gp.Global(16 / 96), net, IMAGE)
+    assert pruner.widths() == {"first": [20, 4], "second": [44, 44], "free": [32, 32]}
+    with torch.no_grad():
+        net.first.weight[8:16] = 3.0
+    pruner = plan(gp.Global(16 / 96), net, IMAGE)
+    assert pruner.widths() == {"first": [20, 8], "second": [44, 40], "free": [32, 32]}
+
+
+@pytest.mark.parametrize(("build", "image"), SIDE_BY_SIDE, ids=["two layers", "the input"])
+@pytest.mark.parametrize("ratios", ["uniform", "global", "speed-up"])
+def test_where_no_multiple_is_sure_layers_stay_whole(build: Any, image: Tensor, ratios: Any) -> None:
+    """What a global ratio would take there is not taken elsewhere."""
+    torch.manual_seed(0)
+    net = build()
+    with torch.no_grad():
+        net.free.weight.mul_(0.1)
+    who, lots, times = ("'first' and 1 more stay", 64, 1.44) if build is Beside else ("'wide' stays", 56, 1.16)
+    spec = {"uniform": 0.5, "global": gp.Global(16 / (32 + lots)), "speed-up": gp.Speedup(times)}[ratios]
+    with pytest.warns(UserWarning, match=f"^multiple: {who} whole: .* a multiple of 8 is not sure to stay") as told:
+        pruner = plan(spec, net, image, multiple=8)
+    assert len(told) == 1
+    widths = pruner.widths()
+    assert widths.pop("free") == [32, 16]
+    assert all(every == stay for every, stay in widths.values())
+
+
+def test_multiples_beside_multiples() -> None:
+    """Of four, what is tied to the input is one, and of two layers what each has of a group."""
+    assert plan({"wide": 0.5}, Behind(), SIDE_BY_SIDE[1][1], multiple=4).widths()["wide"] == [60, 28]
+    for ratio in (0.3, 0.5, 0.7):
+        widths = plan(ratio, Beside(), IMAGE, multiple=4).widths()
+        assert all(stay < every and stay % 4 == 0 for every, stay in widths.values())
+
+
+def test_a_layer_that_reads_both_ways_round_is_counted_by_its_filters() -> None:
+    """A weight and its transpose: the layer is the one that runs first."""
+
+    class Tying(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.code, self.last = nn.Linear(4, 12), nn.Linear(12, 8), nn.Linear(12, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            code = torch.relu(self.code(torch.relu(self.stem(x))))
+            out: Tensor = self.last(torch.relu(code @ self.code.weight))
+            return out
+
+    net = Tying()
+    pruner = plan({"code": 0.5}, net, torch.ones(2, 4))
+    assert pruner.widths()["code"] == [8, pruner.compact().code.out_features] == [8, 4]
 
 
 # Speed-ups.

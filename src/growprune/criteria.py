@@ -30,7 +30,8 @@ Batches = Iterable[tuple[Any, Any]]
 class Criterion:
     """Scores one layer; `collect` comes first, once, for criteria that need more than the weights.
 
-    `adds`: a unit of several filters scores as much as they do together, and is compared with others by the filter.
+    `adds`: a unit of several filters scores as much as they do together, and is compared with others by the filter,
+    those of every layer that it is part of.
     """
 
     adds: ClassVar[bool] = False
@@ -177,11 +178,13 @@ class Rows:
     """Lays tensors shaped like the parameters out as one matrix a layer: a row a unit, its filters side by side.
 
     In float32 at least. The indices are made once and live on the device, so that laying out waits for nothing.
+    `beside`: by a layer's first unit, how many filters lie in each row.
     """
 
     def __init__(self, groups: Groups, device: torch.device) -> None:
         self.single = {int(s.units.min()): s.tensor for s in groups.slices if s.dim is None}
         self.parts: dict[int, list[tuple[str, int, Tensor, Tensor]]] = {}
+        self.beside: dict[int, Tensor] = {}
         starts = torch.tensor([layer.start for layer in groups.layers])
         for s in groups.of_role(*MAKERS):
             if s.dim is None:
@@ -192,6 +195,7 @@ class Rows:
                 index = by_unit(inside.nonzero().flatten(), s.units[inside] - layer.start, layer.size)
                 part = (s.tensor, s.dim, index.clamp(min=0).to(device), (index >= 0).to(device))
                 self.parts.setdefault(layer.start, []).append(part)
+                self.beside[layer.start] = (index >= 0).sum(1) + self.beside.get(layer.start, 0)
 
     def __call__(self, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
         if layer.start in self.single:
@@ -225,8 +229,10 @@ def scores(
     criterion: Criterion,
     generator: torch.Generator,
     rows: Rows | None = None,
+    across: bool = False,
 ) -> Tensor:
-    """The score of every unit, on the model's device."""
+    """The score of every unit, on the model's device; if it adds, by the filter in layers whose units have more or
+    fewer of them, or in all, to be compared `across` layers."""
     values, rows = tensors(model), rows or Rows(groups, next(model.parameters()).device)
     with torch.enable_grad():
         extra = criterion.collect(model, example_input)
@@ -237,7 +243,10 @@ def scores(
         if not isinstance(found, Tensor) or found.shape != (layer.size,):
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise GrowpruneError(f"criterion: need one score a row of '{layer.name}', shape ({layer.size},), not {got}")
-        result.append(exact(found))
+        found, beside = exact(found), rows.beside.get(layer.start)
+        if criterion.adds and beside is not None and (across or bool((beside != beside[0]).any())):
+            found = found / beside.to(found.device)
+        result.append(found)
     every = torch.cat(result)
     if bool(torch.isnan(every).any()):
         raise GrowpruneError("criterion: some scores are NaN, so what goes would be chance")

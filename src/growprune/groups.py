@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from growprune.errors import warn
 from growprune.trace import Role
 
 Granularity = Literal["filter", "weight"]
@@ -97,34 +98,61 @@ class Groups:
     def of_role(self, *roles: Role) -> tuple[Slice, ...]:
         return tuple(s for s in self.slices if s.role in roles)
 
-    def filters(self) -> Tensor:
-        """How many filters of its layer each unit has: one as a rule, more where a group norm or the like ties some."""
-        one = torch.ones(1, dtype=torch.long).expand(self.units)
-        if self.granularity == "weight":
-            return one
-        result, named = one.clone(), {layer.name: layer for layer in self.layers}
-        for s in self.of_role("filter"):
-            if (layer := named.get(layer_name(s.tensor))) is not None:
-                found = torch.bincount(s.units[s.units >= 0], minlength=self.units)
-                result[layer.start : layer.stop] = found[layer.start : layer.stop]
-        return result
+    @property
+    def layer_of(self) -> Tensor:
+        """Which layer each unit belongs to, by its place among them."""
+        return torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(self.layers)])
 
-    def multiples(self, of: int) -> dict[Layer, int]:
+    def made(self) -> dict[str, Tensor]:
+        """By layer, which unit each of its filters (or single weights) belongs to, be it another layer's; -1: none."""
+        last_first = sorted(self.of_role("filter"), key=lambda s: s.dim or 0, reverse=True)  # both ways: by the first
+        found = {layer_name(s.tensor): s.units.flatten() for s in last_first}
+        return {layer.name: found[layer.name] for layer in self.layers}
+
+    def filters(self) -> Tensor:
+        """How many of these layers' filters each unit has: one as a rule, more where a group norm or the like ties
+        some, be it those of several layers that it takes in side by side."""
+        if self.granularity == "weight":
+            return torch.ones(1, dtype=torch.long).expand(self.units)
+        owned = torch.cat([units[units >= 0] for units in self.made().values()])
+        return torch.bincount(owned, minlength=self.units)
+
+    def multiples(self, of: int, quiet: bool = False) -> dict[Layer, int]:
         """For each layer a number of units that has a multiple of `of` channels, in each part wherever they lie.
 
         A unit's channels that lie side by side are of one part: all that a group norm ties, one of each of the equal
-        parts that a forward takes an output apart into, or of each group of a convolution.
+        parts that a forward takes an output apart into, or of each group of a convolution. All of its units where no
+        number is sure to leave a multiple: such a layer stays whole, which is told.
         """
         if of == 1:
             return dict.fromkeys(self.layers, 1)
-        beside = [of] * len(self.layers)
-        layer_of = torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(self.layers)])
+        beside, layer_of = [of] * len(self.layers), self.layer_of
         for s in self.slices:
             units, lengths = torch.unique_consecutive(s.units, return_counts=True)
             owned = units >= 0
             for i, length in set(zip(layer_of[units[owned]].tolist(), lengths[owned].tolist(), strict=True)):
                 beside[i] = math.gcd(beside[i], length)
-        return {layer: of // each for layer, each in zip(self.layers, beside, strict=True)}
+        whole = self.uneven(of)
+        if whole and not quiet:
+            name, *others = (layer.name for layer in self.layers if layer in whole)
+            them = f"'{name}' and {len(others)} more stay" if others else f"'{name}' stays"
+            warn(f"multiple: {them} whole: filters there go in unequal lots, so a multiple of {of} is not sure to stay")
+        steps = (of // each for each in beside)
+        return {layer: layer.size if layer in whole else n for layer, n in zip(self.layers, steps, strict=True)}
+
+    def uneven(self, of: int) -> set[Layer]:
+        """Layers whose units make some weight's filters in lots of several sizes, or beside such as stay in any case:
+        how many stay there hangs on which units do, unless each lot is a multiple by itself."""
+        found, layer_of = set[Layer](), self.layer_of
+        for s in self.of_role("filter"):
+            owned = s.units[s.units >= 0]
+            lots, owners = torch.bincount(owned, minlength=self.units), torch.unique(layer_of[owned]).tolist()
+            layers = [self.layers[i] for i in owners]
+            parts = [lots[layer.start : layer.stop] for layer in layers]
+            even = all(bool((part == part[0]).all()) or not bool((part % of).any()) for part in parts)
+            if not even or (len(s.units) - len(owned)) % of:
+                found.update(layers)
+        return found
 
     def without(self, names: Mapping[str, str]) -> Groups:
         """The same groups less some layers: their units stay, by the reasons given."""

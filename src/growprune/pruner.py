@@ -123,12 +123,12 @@ class Pruner:
         proof.prove(model, small, self.groups, pruned, self.example_input)
 
     def __repr__(self) -> str:
-        filters, state = self.groups.filters(), self._state
-        units, every = int(filters[state.pruned.cpu()].sum()) if state.picked else "?", int(filters.sum())
+        every, stay = (sum(numbers) for numbers in zip(*self.widths().values(), strict=True))
+        lost = every - stay if self._state.picked else "?"
         what = "filters" if self.groups.granularity == "filter" else "weights"
         layers = f"{len(self._losing)} layer{'s' * (len(self._losing) != 1)}"
         return (
-            f"Pruner({type(self._asked).__name__}, {units} of {every} {what} go in {layers}, "
+            f"Pruner({type(self._asked).__name__}, {lost} of {every} {what} go in {layers}, "
             f"{self.phase.value}, step {self.step_count} of {self.total_steps})"
         )
 
@@ -182,9 +182,10 @@ class Pruner:
 
     def widths(self) -> dict[str, list[int]]:
         """By layer, how many filters (or single weights) it has, and how many of them stay."""
-        filters, masks = self.groups.filters(), self.masks()
-        units = {layer.name: filters[layer.start : layer.stop] for layer in self.groups.layers}
-        return {name: [int(own.sum()), int(own[masks[name].flatten().cpu()].sum())] for name, own in units.items()}
+        self._follow_device()
+        pruned = self._state.pruned.cpu() if self._state.picked else torch.zeros(self.groups.units, dtype=torch.bool)
+        made = self.groups.made()
+        return {name: [len(units), int((~groups.gone(pruned, units)).sum())] for name, units in made.items()}
 
     # -- in the loop ---------------------------------------------------------------------------------------------
 
@@ -311,14 +312,13 @@ class Pruner:
     @torch.no_grad()
     def _pick(self) -> None:
         """Set S^p by the criterion: in each layer the least scores go (Algorithm 1, lines 4 and 8)."""
-        state, counts = self._state, self.counts or ()
+        state, counts, across = self._state, self.counts or (), isinstance(self.spec, _ratios.Global)
         scores = criteria.scores(
-            self.groups, self.model, self.example_input, self.criterion, state.generator, self._rows
+            self.groups, self.model, self.example_input, self.criterion, state.generator, self._rows, across
         )
         if isinstance(self.spec, _ratios.Global):
-            filters, multiples = self.groups.filters(), self.groups.multiples(self.multiple)
+            filters, multiples = self.groups.filters(), self.groups.multiples(self.multiple, quiet=True)
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
-            scores = scores / filters.to(scores.device) if self.criterion.adds else scores
             state.pruned.copy_(criteria.least_of_all(scores, filters, spared, self.spec.ratio, multiples))
             if self.multiple > 1 and self.spec.ratio > 0 and not bool(state.pruned.any()):
                 raise _ratios.unmoved(self.multiple)

@@ -289,12 +289,20 @@ AMISS = 0.25
 
 
 def amiss(groups: Groups, ratios: Sequence[float], lost: Sequence[int]) -> list[str]:
-    """Layers that lose quite another share than was asked for, since several filters go together only."""
-    found, filters = [], groups.filters()
+    """Layers that lose quite another share of their filters than was asked for, since several go together only; or may,
+    where that hangs on which go."""
+    if groups.granularity == "weight":
+        return []
+    found, made = [], groups.made()
     for layer, ratio, number in zip(groups.layers, ratios, lost, strict=True):
-        together = int(filters[layer.start : layer.stop].sum()) // layer.size
-        if together > 1 and abs((share := number / layer.size) - ratio) > AMISS:
-            found.append(f"'{layer.name}' loses {together} filters at once or none: {share:.0%} go, not {ratio:.0%}")
+        own = made[layer.name]
+        each = torch.bincount(own[own >= layer.start] - layer.start).sort().values
+        least, most = int(each[0]), int(each[-1])
+        shares = [int(some.sum()) / len(own) for some in (each[:number], each[layer.size - number :])]
+        if most > 1 and max(abs(share - ratio) for share in shares) > AMISS:
+            lots = f"{most} filters" if least == most else f"{least} to {most} filters"
+            go = " to ".join(dict.fromkeys(f"{share:.0%}" for share in shares))
+            found.append(f"'{layer.name}' loses {lots} at once or none: {go} go, not {ratio:.0%}")
     return found
 
 

@@ -34,7 +34,7 @@ class Cost:
         )
         self.sides = [torch.tensor([sizes[w][d] for w in groups.positions], dtype=torch.double) for d in (0, 1)]
         self.lost = [torch.zeros(len(groups.positions), len(groups.layers), dtype=torch.double) for _ in (0, 1)]
-        layer_of = torch.cat([torch.full((layer.size,), i) for i, layer in enumerate(groups.layers)])
+        layer_of = groups.layer_of
         widths = torch.tensor([layer.size for layer in groups.layers], dtype=torch.double)
         row = {weight: i for i, weight in enumerate(groups.positions)}
         for s in groups.slices:
@@ -73,7 +73,8 @@ def solve(times: float, by_stage: bool, groups: Groups, sizes: Mapping[str, torc
             raise GrowpruneError("ratios: Speedup(per='stage') needs a network with residual stages; this one has none")
         pace = torch.tensor([LAST_STAGE if layer.stage == groups.stages else 1.0 for layer in groups.layers]).double()
     cost = Cost(groups, sizes)
-    gone = [layer.size - torch.tensor(levels(layer.size, n)) for layer, n in groups.multiples(multiple).items()]
+    multiples = groups.multiples(multiple, quiet=True)
+    gone = [layer.size - torch.tensor(levels(layer.size, n)) for layer, n in multiples.items()]
     due = [
         (g[:-1] + g[1:]) / 2 / (layer.size * p) for g, layer, p in zip(gone, groups.layers, pace, strict=True)
     ]  # half-way between what is gone before a step and after it
