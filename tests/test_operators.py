@@ -142,7 +142,7 @@ def test_pooled_and_unpooled_channels_are_one() -> None:
 
     model, x = Seg(), torch.randn(2, 3, 6, 6)
     with pytest.raises(
-        gp.GrowpruneError, match=r"2 since it is added to what other layers make, .* the option coupled"
+        gp.GrowpruneError, match=r"2 each since it is added to what other layers make, .* the option coupled"
     ):
         gp.Pruner(model, x, gp.OneShot())
     pruner = gp.Pruner(model, x, gp.OneShot(), coupled=True)

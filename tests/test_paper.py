@@ -752,6 +752,19 @@ def test_the_forecast_goes_by_the_base_networks_training_where_no_run_was_done(t
     assert forecast(lab, [], [(once, 1)]) == "1 run to do, about 8 h 20 min on this device", "a run counts more"
 
 
+def test_the_forecast_goes_by_what_was_done_on_such_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may be many times slower; where none was measured it is said whose pace is guessed."""
+    once, lab = table1.pair(RESNET56, 0.5)[0], Lab(tmp_path, device="cpu")
+    facts: dict[str, Any] = {"steps": 30, "images": {"train": 1000}, "seconds": 20.0}
+    facts["config"] = {"epochs": 2, "batch": 100, "prune_batch": 50}
+    shelve(lab, once, **facts, environment={**result(once)["environment"], "device": "cuda", "device_name": "T4"})
+    monkeypatch.setattr("growprune.paper.reproduce.usable", lambda device: "cuda")
+    for name, said in (("T4", " on this device"), ("H200", " on this device, if it is as fast as an H200")):
+        here = {"device": "cuda", "device_name": name}
+        monkeypatch.setattr("growprune.paper.reproduce.environment", lambda device, world, here=here: here)
+        assert forecast(lab, [], [(once, 1)]).endswith(said)
+
+
 def test_the_forecast_leaves_out_what_was_done(tmp_path: Path) -> None:
     """By the newest checkpoint's name: of pushing, of 120 epochs of fine-tuning, of the base network's 100."""
     lab, greg = Lab(tmp_path, device="cpu"), table1.pair(RESNET56, 0.5)[1]
@@ -795,14 +808,16 @@ def test_the_forecast_knows_of_images_that_are_waited_for(
     (folder := tmp_path / "photographs" / "train" / "a").mkdir(parents=True)
     for number in range(300):
         (folder / f"{number}.jpg").touch()
-    for name, value in (("usable", "cuda"), ("room", room), ("default_workers", 4)):
+    here = {"device": "cuda", "device_name": "one of many"}
+    for name, value in (("usable", "cuda"), ("room", room), ("default_workers", 4), ("environment", here)):
         monkeypatch.setattr(f"growprune.paper.reproduce.{name}", lambda *given, value=value: value)
     base, lab = imagenet.base("resnet50", str(tmp_path / "photographs")), Lab(tmp_path / "out")
     shown = base.epochs * 300
-    assert forecast(lab, [base], []).endswith(f" about {duration(30 + seconds * shown)} on this device")
+    guessed = "on this device, if it is as fast as an H200"
+    assert forecast(lab, [base], []).endswith(f" about {duration(30 + seconds * shown)} {guessed}")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert forecast(lab, [base], []).endswith(f" about {duration(30 + seconds * shown / 4)} on this device")
+    assert forecast(lab, [base], []).endswith(f" about {duration(30 + seconds * shown / 4)} {guessed}")
 
 
 # -- real runs -------------------------------------------------------------------------------------------------------

@@ -1093,6 +1093,8 @@ def test_batch_norm_follows_the_weights_or_is_fixed_while_the_penalty_grows(
 
     stages = Counter[str]()
     for _ in job.work():
+        if not stages:
+            estimated.clear()  # before the first step it is asked how the images are scaled
         stages[stage := job.stages[job.at].name] += 1
         fixed = norm == "fixed" and stage == "prune"
         modes = {type(module): module.training for module in job.net.modules()}

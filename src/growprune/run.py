@@ -288,7 +288,7 @@ def read_notes(folder: Path) -> list[dict[str, Any]]:
     return [note for note in noted(folder) if note is not None]
 
 
-NOTED = {"stage", "phase", "step", "accuracy"}
+NOTED = {"stage", "phase", "accuracy"}
 """What every note says."""
 
 

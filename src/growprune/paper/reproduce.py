@@ -271,10 +271,10 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
     """How many runs, and about how long: by what was done on such a device, less what runs have done already."""
     there = {base: available(lab.base_config(base)) for base in {*bases, *(setting.base for setting, _ in wanted)}}
     paces = {base: pace(lab, base, images) for base, images in there.items()}
-    seconds = sum(paces[base] * left(lab.base_config(base), lab.shelf.training(base), there[base]) for base in bases)
+    seconds = sum(paces[base][0] * left(lab.base_config(base), lab.shelf.training(base), there[base]) for base in bases)
     for setting, seed in wanted:
         plan, folder = lab.config(setting, seed, Path()), lab.shelf.folder(setting, seed)
-        seconds += paces[setting.base] * left(plan, folder, there[setting.base])
+        seconds += paces[setting.base][0] * left(plan, folder, there[setting.base])
     fetched = sum(base.weights is not None and lab.scale != "smoke" for base in bases)
     networks = "".join(
         f"{count} base network{'s' * (count > 1)} to {what} and "
@@ -286,7 +286,10 @@ def forecast(lab: Lab, bases: Sequence[Base], wanted: Wanted) -> str:
     runs = f"{len(wanted)} run{'s' * (len(wanted) > 1)} to do"
     if len(wanted) > 1:
         runs += f", {min(lab.at_once, len(wanted))} at once" if lab.at_once > 1 else ", one after another"
-    return f"{networks}{runs}, about {duration(seconds)} on this device"
+    known = all(measured for _, measured in paces.values()) or usable(lab.device) == "cpu"
+    return (
+        f"{networks}{runs}, about {duration(seconds)} on this device{'' if known else ', if it is as fast as an H200'}"
+    )
 
 
 def left(plan: Config, folder: Path, images: int) -> float:
@@ -316,28 +319,30 @@ def available(config: Config) -> int:
     return {"digits": 1200, "imagenet": IMAGES}.get(Path(config.data).name, 50_000)
 
 
-def pace(lab: Lab, base: Base, images: int) -> float:
-    """Seconds an image, of so many: as runs of this network took, else its own training, else a guess."""
+def pace(lab: Lab, base: Base, images: int) -> tuple[float, bool]:
+    """Seconds an image, of so many: as runs of this network took here, else its own training, else a guess; and whether
+    it was measured."""
     device = usable(lab.device).partition(":")[0]
+    here = {key: environment(usable(lab.device), 1)[key] for key in ("device", "device_name")[: 1 + (device != "cpu")]}
     runs = (path for kind in KINDS for path in lab.out.glob(f"{base.named(lab.scale)}-{kind}-*.json"))
-    for measured in (took(runs, run_facts, device), took([lab.shelf.about(base)], base_facts, device)):
+    for measured in (took(runs, run_facts, here), took([lab.shelf.about(base)], base_facts, here)):
         if measured:
-            return statistics.median(measured)
+            return statistics.median(measured), True
     if lab.scale == "smoke":
-        return SMALL
+        return SMALL, False
     guess = GUESS[device][base.model.rpartition(":")[2]]
     if device == "cpu" or not Path(base.data).is_dir() or images * KEPT <= COMFORT * room(usable(lab.device)):
-        return guess
-    return max(guess, 1 / DECODED / default_workers())  # the step waits for images
+        return guess, False
+    return max(guess, 1 / DECODED / default_workers()), False  # the step waits for images
 
 
-def took(files: Iterable[Path], facts: Callable[[Path], dict[str, Any]], device: str) -> list[float]:
+def took(files: Iterable[Path], facts: Callable[[Path], dict[str, Any]], here: Mapping[str, Any]) -> list[float]:
     """Seconds an image on such a device, of each run that is one: of several that advanced at once each one's share."""
     found: list[float] = []
     for path in files:
         with suppress(GrowpruneError):
             past = facts(path)
-            if past["environment"].get("device") == device and (shown := trained_on(past)):
+            if here.items() <= past["environment"].items() and (shown := trained_on(past)):
                 found.append(past["seconds"] / shown * past["environment"].get("world", 1) / past.get("parallel", 1))
     return found
 

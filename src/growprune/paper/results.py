@@ -240,7 +240,7 @@ def slim(folder: Path) -> dict[str, Any]:
 def course(folder: Path, setting: Setting) -> dict[str, Any]:
     """How it went: accuracy at every epoch's end of fine-tuning, and while λ grew."""
     notes = read_notes(folder)
-    wanted = {"lambda", "loss", *(["layers"] if setting.watched else [])}
+    wanted = {"step", "lambda", "loss", *(["layers"] if setting.watched else [])}
     pushed = [note for note in notes if note["stage"] == "prune" and note.keys() >= wanted]
     if setting.watched and not pushed:
         raise GrowpruneError(f"{folder / NOTES}: damaged: nothing is left to draw of: {AGAIN}")
