@@ -602,6 +602,8 @@ def test_a_layer_whose_filters_go_only_all_at_once_stays() -> None:
     assert pruner.widths() == {"free": [64, 32]}
     assert pruner.stays["tied"] == "its filters go only all at once, and something has to stay"
     refused(lambda: plan({"tied": 0.5}, Tied(1), IMAGE), "ratios", "'tied'", "all at once")
+    single = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 1, 1), nn.Conv2d(1, 2, 1))
+    assert plan({"0": 0.5}, single, IMAGE).stays["1"] == "it has one filter, which has to stay"
 
 
 @pytest.mark.parametrize("least", ["tied", "free"])

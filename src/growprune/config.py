@@ -25,8 +25,8 @@ STATE = "a run's folder, a .safetensors file, a state dict, or torchvision's nam
 LISTS = "'[0, 0.5, 0.5, 0.5]' by stage, '[0:0, 1-15:0.7]' by layer, or '{layer1.0.conv1: 0.5}' by name."
 MULTIPLE = "Filters that stay in a layer that loses some come in multiples of this."
 SCALES = (
-    "How images are scaled, as the network was trained: by their own mean and deviation, by imagenet's, none (0 to 1), "
-    "or as 0.5/0.25 or 0.5,0.5,0.4/0.2,0.2,0.3 (means/deviations)."
+    "How images are scaled, as the network was trained: by their own mean and deviation, by imagenet's, none "
+    "(pixels / 255), or by means/deviations of that, as 0.5/0.25 or 0.5,0.5,0.4/0.2,0.2,0.3."
 )
 PRECISIONS = "Of the training step (fp32 may round to TF32, ieee does not; auto is the faster of bf16 and fp32)"
 CLASSES: dict[str, int] = {"digits": 10, "cifar10": 10, "cifar100": 100}
@@ -255,7 +255,7 @@ def same_place(one: Any, other: Any) -> bool:
 # -- how images are scaled -------------------------------------------------------------------------------------------
 
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and deviation of each channel, of pixels from 0 to 1; a single one stands for all channels."""
+"""Mean and deviation of each channel, of pixels / 255; a single one stands for all channels."""
 IMAGENET: Scaling = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -276,7 +276,7 @@ def scaling(text: str) -> Scaling | None:
     except ValueError:
         raise GrowpruneError(
             f"--normalize: cannot read '{text}'{nearest(text, found)}; give own, imagenet, none, or means/deviations "
-            "of pixels from 0 to 1, as 0.5/0.25 or 0.5,0.5,0.4/0.2,0.2,0.3"
+            "of pixels / 255, as 0.5/0.25 or 0.5,0.5,0.4/0.2,0.2,0.3"
         ) from None
 
 

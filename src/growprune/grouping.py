@@ -32,6 +32,7 @@ ZEROS = "single weights of it are held at zero", "a layer with weights held at z
 USED_WHOLE = "a tensor of it is used as a whole"
 UNREAD = "no layer reads what it makes"
 AT_ONCE = "its filters go only all at once, and something has to stay"
+ONE = "it has one filter, which has to stay"
 LAYERS = (_ConvNd, nn.Linear)
 NORMS = (_NormBase, nn.GroupNorm)
 NO_LAYERS = (nn.LayerNorm, nn.RMSNorm, nn.ParameterList, nn.ParameterDict)
@@ -210,6 +211,7 @@ def filters(
                 told = reasons[labels]
                 softer = why_by_choice(held_back=alone and len(own) > 0, tied=bool(tied[every].any()))
                 softer = AT_ONCE if len(own) == 1 else softer if tensor in parameters else BUFFER
+                softer = ONE if len(labels) == 1 and softer == AT_ONCE else softer
                 why = found.fixed[int(told[0])][1] if bool((told >= 0).all()) else softer
                 whole[layer_name(tensor)] = untouched[tensor][0] if tensor in untouched else why
             continue

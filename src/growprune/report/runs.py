@@ -183,7 +183,7 @@ def remarks(found: Sequence[Lot]) -> list[str]:
     if repeats := sum(lot.repeats for lot in found):
         told.append(f"{repeats} of a seed that is there already, with the same outcome, not counted.")
     if found[1:]:
-        told.append("What a row does not name is as usual, or as in all.")
+        told.append("Options that a row does not name have their defaults, or are the same in all.")
     pruned = [run for run in runs if "schedule" in run.options]
     pushed = [run for run in pruned if run.options["schedule"] != "oneshot"]
     every = alike(pruned)
