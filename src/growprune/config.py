@@ -269,10 +269,10 @@ def scaling(text: str) -> Scaling | None:
         return found[text]
     means, _, deviations = text.partition("/")
     try:
-        mean, std = (tuple(float(each) for each in part.split(",")) for part in (means, deviations))
+        mean, std = tuple(map(float, means.split(","))), tuple(map(positive, deviations.split(",")))
         if len(mean) != len(std) or not all(map(math.isfinite, mean)):
             raise ValueError
-        return mean, tuple(positive(str(each)) for each in std)
+        return mean, std
     except ValueError:
         raise GrowpruneError(
             f"--normalize: cannot read '{text}'{nearest(text, found)}; give own, imagenet, none, or means/deviations "

@@ -70,7 +70,7 @@ def scaled_as(weights: str | None) -> str | None:
     place = Path(weights or "")
     config = (place if place.is_dir() else place.parent) / CONFIG
     with suppress(GrowpruneError):
-        return str(read_json(config)["normalize"]) if weights and "normalize" in read_json(config) else None
+        return read_json(config).get("normalize") if weights else None
     return None
 
 
