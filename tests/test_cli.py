@@ -579,7 +579,7 @@ def test_eval_takes_weights_in_the_usual_forms(place: Path, tmp_path: Path) -> N
     safetensors.torch.save_file(state, tmp_path / "plain.safetensors")
     for weights in (*(tmp_path / name for name in (*forms, "plain.safetensors")), "base", "base/model.safetensors"):
         code, out, err = growprune_says("eval", *NET, "--device", "cpu", "--threads", 1, "--weights", weights, "--json")
-        assert (code, err) == (0, "")
+        assert code == 0, err
         assert document(out)["accuracy"] == final
 
 
@@ -590,26 +590,35 @@ def cli_network() -> nn.Module:
 
 
 def test_images_that_are_scaled_otherwise_than_the_network_knows_are_asked_about(place: Path, tmp_path: Path) -> None:
-    """Before anything is pruned: by what the run says that trained it; of other weights by their batch norm, whose
-    statistics, estimated anew, would fit these images far better."""
+    """Before anything is pruned, and when it is tested: by what the run says that trained it; of other weights by their
+    batch norm, whose statistics, estimated anew, would fit these images far better. The scale they know is named, if
+    it is a usual one."""
     code, _, _ = growprune_says("train", *RUN[:-1], 4, "--out", tmp_path / "long")
-    shutil.copyfile(tmp_path / "long" / "model.safetensors", tmp_path / "elsewhere.safetensors")
-    found = {}
-    for name in ("long", "elsewhere.safetensors"):
-        for scale in ("own", "none"):
-            out = tmp_path / f"{name}-{scale}"
-            once = ("--schedule", "oneshot", "--normalize", scale, "--out", out, "--weights", tmp_path / name)
-            code, _, err = growprune_says("prune", *RUN[:-1], 0, *once)
+    state = growprune.load(tmp_path / "long" / "model.safetensors", lambda: cli_network()).state_dict()
+    torch.save(state, tmp_path / "own.pt")
+    torch.save({k: v + 1 if "running_mean" in k else v for k, v in state.items()}, tmp_path / "odd.pt")
+    once = (*RUN[:-1], 0, "--schedule", "oneshot", "--out")
+    tried = ("long", "own"), ("long", "none"), ("own.pt", "own"), ("own.pt", "none"), ("odd.pt", "own")
+    for command, *options in (("prune", *once), ("eval", *NET, "--device", "cpu", "--threads")):
+        found = {}
+        for name, scale in tried:
+            last = tmp_path / f"{name}-{scale}" if command == "prune" else 1
+            code, _, err = growprune_says(command, *options, last, "--normalize", scale, "--weights", tmp_path / name)
             assert code == 0
             found[name, scale] = [line for line in err.splitlines() if "--normalize" in line]
-    assert found["long", "own"] == found["elsewhere.safetensors", "own"] == []
-    assert found["long", "none"] == ["--normalize none: the run that trained this network had own"]
-    (line,) = found["elsewhere.safetensors", "none"]
-    shown = re.search(
-        r"is right on ([\d.]+) % of the test images, and on ([\d.]+) % with batch norm's statistics", line
-    )
-    assert shown is not None
-    assert float(shown[2]) > float(shown[1]) + 10
+        assert found["long", "own"] == found["own.pt", "own"] == []
+        assert found["long", "none"] == ["--normalize none: the run that trained this network had own"]
+        for name, scale, how in (
+            ("own.pt", "none", "--normalize own"),
+            ("odd.pt", "own", "batch norm's statistics estimated anew on these images"),
+        ):
+            shown = re.fullmatch(
+                rf"the network is right on ([\d.]+) % of the test images, and on ([\d.]+) % with {how}: is --normalize "
+                rf"{scale} as it was when the network was trained\?",
+                *found[name, scale],
+            )
+            assert shown is not None
+            assert float(shown[2]) > float(shown[1]) + 10
 
 
 def test_weights_of_another_network_are_refused(place: Path) -> None:
@@ -655,6 +664,18 @@ def test_eval_needs_no_whole_batch_of_large_images(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (code, err) == (0, "")
     assert document(out)["images"] == 4
+
+
+def test_eval_does_not_hang_on_the_training_images(tmp_path: Path) -> None:
+    """They are read to ask about `--normalize`; that cannot be asked where one is broken."""
+    write_pictures(tmp_path, 2)
+    (tmp_path / "train" / "a" / "1.png").write_bytes(b"")
+    torch.save(normed().state_dict(), tmp_path / "weights.pth")
+    code, _, err = growprune_says(
+        "eval", "--model", "test_cli:normed", "--data", tmp_path, "--weights", tmp_path / "weights.pth",
+        "--device", "cpu", "--normalize", "none", "--resolution", 64, "--workers", 0, "--json",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
 
 
 @pytest.mark.parametrize("keep", ["device", "files"])
@@ -782,6 +803,10 @@ def test_eval_decodes_as_the_run_did_where_it_can(tmp_path: Path) -> None:
 def large(num_classes: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes))
+
+
+def normed(num_classes: int = 2) -> nn.Module:
+    return nn.Sequential(*large(num_classes)[:1], nn.BatchNorm2d(4), *large(num_classes)[1:])  # type: ignore[index]
 
 
 def test_a_run_that_is_called_by_a_name_like_its_own_is_suggested(

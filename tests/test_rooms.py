@@ -61,6 +61,7 @@ ORDER = [
     "exporting",
     "evaluation",
     "origin",
+    "scales",
     "step",
     "choosing",
     "report",

@@ -257,16 +257,18 @@ def same_place(one: Any, other: Any) -> bool:
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and deviation of each channel, of pixels / 255; a single one stands for all channels."""
 IMAGENET: Scaling = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SCALED: Mapping[str, Scaling | None] = {"own": None, "imagenet": IMAGENET, "none": ((0.0,), (1.0,))}
+"""What `--normalize` knows by name; None is the images' own."""
 
 
 def scaling(text: str) -> Scaling | None:
-    """What `--normalize` says; None is the images' own.
+    """What `--normalize` says.
 
     >>> scaling("own"), scaling("none"), scaling("0.5/0.25"), scaling("0.5,0.4/0.2,0.3")
     (None, ((0.0,), (1.0,)), ((0.5,), (0.25,)), ((0.5, 0.4), (0.2, 0.3)))
     """
-    if text in (found := {"own": None, "imagenet": IMAGENET, "none": ((0.0,), (1.0,))}):
-        return found[text]
+    if text in SCALED:
+        return SCALED[text]
     means, _, deviations = text.partition("/")
     try:
         mean, std = tuple(map(float, means.split(","))), tuple(map(positive, deviations.split(",")))
@@ -275,7 +277,7 @@ def scaling(text: str) -> Scaling | None:
         return mean, std
     except ValueError:
         raise GrowpruneError(
-            f"--normalize: cannot read '{text}'{nearest(text, found)}; give own, imagenet, none, or means/deviations "
+            f"--normalize: cannot read '{text}'{nearest(text, SCALED)}; give own, imagenet, none, or means/deviations "
             "of pixels / 255, as 0.5/0.25 or 0.5,0.5,0.4/0.2,0.2,0.3"
         ) from None
 

@@ -96,10 +96,15 @@ def load(
 
 
 def described(name: str, found: Found, resolution: int, scaled: Scaling | None, flip: bool = True) -> Dataset:
-    channels = found.train.x.shape[3] if isinstance(found.train, Part) else 3
-    mean, std = fitting(name, scaled, channels) or statistics(found.train, resolution)
+    mean, std = scale(name, found.train, resolution, scaled)
     pad = min(found.train.x.shape[1:3]) // 8 if isinstance(found.train, Part) else 0
     return Dataset(name, found.train, found.test, found.classes, mean, std, pad, flip)
+
+
+def scale(name: str, train: Part | Folder, resolution: int, scaled: Scaling | None) -> Scaling:
+    """Mean and deviation of each channel, as `scaled` says or the images' own."""
+    channels = train.x.shape[3] if isinstance(train, Part) else 3
+    return fitting(name, scaled, channels) or statistics(train, resolution)
 
 
 def fitting(name: str, scaled: Scaling | None, channels: int) -> Scaling | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -150,6 +151,13 @@ class Images:
             found = (source.batch_of(rows) for rows in plan)
         for x, y in found:
             yield self.normal(x), y
+
+    def scaled(self, normalize: str) -> Images:
+        """The same images to test on, scaled in another way."""
+        there, twin = self.dataset, copy.copy(self)
+        mean, std = data.scale(there.name, there.train, self.config.resolution, scaling(normalize))
+        twin.normal = Normal(replace(there, mean=mean, std=std), self.device)
+        return twin
 
     def check(self) -> None:
         """Can anything be learnt from them?"""

@@ -11,19 +11,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from growprune import distributed
+from growprune import distributed, scales
 from growprune.choosing import determinism
 from growprune.config import Config
 from growprune.distributed import World
 from growprune.errors import ElsewhereError, GrowpruneError, StoppedError, told
-from growprune.feeds import Last
+from growprune.feeds import LARGE, Last
 from growprune.measurement import measure, weight_sparsity
 from growprune.outcome import environment
 from growprune.reading import cores
@@ -253,13 +253,16 @@ def tested(config: Config) -> dict[str, Any]:
     config = replace(config, device=device, decode="cpu" if undecodable(device) else config.decode)
     with Progress() as progress, surroundings(config, progress.say):
         job = Job(config, None, device)
-        cost = measure(job.net, job.images.example())
+        cost, accuracy = measure(job.net, job.images.example()), job.test(job.net, exact=True)
+        with suppress(GrowpruneError):  # no training image is needed to test: that one is broken does not matter
+            if doubt := scales.doubt(job.net, job.images, accuracy, min(LARGE, job.images.sizes["train"])):
+                progress.say(doubt)
         return {
             "model": config.model,
             "weights": str(getattr(config, "weights", None)),
             "data": config.data,
             "images": job.images.sizes["test"],
-            "accuracy": job.test(job.net, exact=True),
+            "accuracy": accuracy,
             "params": cost.params,
             "macs": cost.macs,
             "zeros": weight_sparsity(job.net),

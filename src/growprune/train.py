@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import growprune.report.run as page
-from growprune import choosing, distributed, evaluation, origin, outcome, recipe, storage
+from growprune import choosing, distributed, evaluation, origin, outcome, recipe, scales, storage
 from growprune.choosing import Measured
 from growprune.config import Config, Prune
 from growprune.distributed import World
@@ -36,8 +36,6 @@ from growprune.step import Choice, NonFiniteError, Step
 
 CHECKED_EVERY = 200
 """Steps between two looks at whether all was finite, on a GPU; until then a bad step has changed nothing."""
-STRANGE = 10.0
-"""Points that a trained network may gain by statistics of batch norm that are estimated anew, and not be questioned."""
 NOTES = 50
 """Taken at ends of epochs while filters are pushed, if there are as many."""
 
@@ -94,7 +92,9 @@ class Job:
             step = self.enter(stage, tree)
             if tree is None:
                 if stage.name == "prune":
-                    self.question(self.note(stage, "start"))
+                    accuracy = self.note(stage, "start")
+                    if doubt := scales.doubt(self.net, self.images, accuracy, self.sample_batch()):
+                        self.progress.say(doubt)
                 self.save()
             tree = None
             while not self.over(stage):
@@ -279,21 +279,6 @@ class Job:
 
     def sample_batch(self) -> int:
         return min(256, self.stages[self.at].batch if self.at < len(self.stages) else self.config.batch)
-
-    def question(self, accuracy: float) -> None:
-        """Before anything is pruned: is a network of this accuracy shown its images as it was trained on them?"""
-        scale, known = self.config.normalize, origin.scaled_as(getattr(self.config, "weights", None))
-        known = distributed.from_first(self.world, known)
-        if known not in (None, scale):
-            self.progress.say(f"--normalize {scale}: the run that trained this network had {known}")
-        if known is not None or not evaluation.norms(self.net):
-            return
-        anew = self.test(evaluation.estimated(self.net, self.images, self.sample_batch()))
-        if anew > accuracy + STRANGE:
-            self.progress.say(
-                f"the network is right on {accuracy:.1f} % of the test images, and on {anew:.1f} % with batch norm's "
-                "statistics estimated anew on these images: is --normalize as it was when the network was trained?"
-            )
 
     def note(self, stage: Stage, phase: str) -> float:
         """Test, and write down how things stand; the accuracy."""
