@@ -276,6 +276,20 @@ def test_a_broken_image_is_named(tmp_path: Path, made: Any, workers: int) -> Non
     assert len(list(streamed.epoch(0, 0, 0))) == 5
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["cpu", "gpu"])
+def test_an_image_of_too_many_pixels_is_refused_whatever_decodes(
+    root: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    """By its head: torchvision and nvJPEG would unfold it."""
+    samples = streaming.samples(load(str(root), stream=True).train, torch.arange(1), [None])
+    with Image.open(samples[0].file) as image:
+        pixels = image.width * image.height
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", pixels // 2 - 1)
+    with pytest.raises(GrowpruneError) as caught:
+        streaming.Reader(None if there else streaming.View(SIZE, flip=False))(samples, lambda place: None)
+    assert str(caught.value).startswith(f"{samples[0].file}: too large: Image size ({pixels} pixels) exceeds limit of ")
+
+
 @pytest.mark.parametrize("wait", [0, 0.001, 0.01, 0.3])
 def test_a_worker_that_dies_is_noticed(root: Path, made: Any, wait: float) -> None:
     """In the midst of its work, or at rest, with batches that it had still to hand over."""

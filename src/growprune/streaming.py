@@ -247,6 +247,18 @@ def decoded_here(file: str, data: Tensor) -> Tensor:
     return torch.from_numpy(picture(file, io.BytesIO(data.numpy().tobytes()))).permute(2, 0, 1)
 
 
+def bounded(data: Tensor) -> None:
+    """Refuse, by its head alone, what has more pixels than PIL decodes: torchvision and the GPU have no limit."""
+    from PIL import Image
+
+    try:
+        Image.open(io.BytesIO(data.numpy().tobytes())).close()
+    except Image.DecompressionBombError:
+        raise
+    except Exception:
+        pass  # not known to PIL, or broken: who decodes it will say so
+
+
 def undecodable(device: Device) -> str:
     """Why torchvision cannot decode JPEGs on this device; empty if it can."""
     from PIL import Image
@@ -280,6 +292,7 @@ class Reader:
             try:
                 with open(sample.file, "rb") as file:
                     data = torch.frombuffer(bytearray(file.read()) or bytearray(1), dtype=torch.uint8)
+                bounded(data)
                 lengths.append(len(data))
                 made.append(data if self.view is None else self._seen(sample, data))
             except GrowpruneError:
