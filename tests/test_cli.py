@@ -1134,6 +1134,13 @@ def test_bench_of_small_images_has_nothing_to_load(tmp_path: Path) -> None:
     assert (code, out, err) == (2, "", said)
 
 
+@pytest.mark.parametrize("other", [("--data", "cifar10"), ("--data-dir", "data"), ("--parallel", 4)])
+def test_bench_refuses_what_images_leave_no_use_for(tmp_path: Path, other: tuple[str, object]) -> None:
+    """Also where it is the default: it was said, and would not be done."""
+    said = f"growprune: {other[0]}: not with --images, of which one run at a time is fed; leave one out\n"
+    assert growprune_says("bench", "--images", tmp_path, *other, "--device", "cpu") == (2, "", said)
+
+
 def test_the_table_of_how_a_step_is_fed_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     rates = {"step": 2500.0, "loader": 5000.0, "loader_share": 2.0, "fed": 2475.0, "fed_share": 0.99}

@@ -18,6 +18,7 @@ from growprune import asking
 from growprune import config as configs
 from growprune.console import BESIDE, Given, Plain, fail, heard, itself, offered, read_file, usage
 from growprune.errors import ElsewhereError, EndedError, GrowpruneError, StoppedError, told
+from growprune.options import flag
 
 if TYPE_CHECKING:
     from growprune.paper.comparison import Comparison
@@ -342,6 +343,9 @@ def bench(given: Given, *, as_json: Json = False) -> None:
     With --images: what it takes on a batch that is there, what the loader brings, and both together.
     """
     asked = asking.Bench(**given)
+    for name in ("data", "data_dir", "parallel") if asked.images is not None else ():
+        if name in given:
+            raise GrowpruneError(f"{flag(name)}: not with --images, of which one run at a time is fed; leave one out")
     model, batch = ("resnet56,vgg19", 256) if asked.images is None else ("torchvision:resnet50", 64)
     names = list(dict.fromkeys(name.strip() for name in (asked.model or model).split(",") if name.strip()))
     if not names:
