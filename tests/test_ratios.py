@@ -777,6 +777,16 @@ def test_where_no_multiple_is_sure_layers_stay_whole(build: Any, image: Tensor, 
     assert all(every == stay for every, stay in widths.values())
 
 
+@pytest.mark.parametrize(("build", "image"), SIDE_BY_SIDE, ids=["two layers", "the input"])
+def test_only_of_layers_that_were_to_lose_some_it_is_told_that_they_stay_whole(build: Any, image: Tensor) -> None:
+    for nothing in (0.0, gp.Global(0.0)):
+        plan(nothing, build(), image, multiple=8)
+    name = "first" if build is Beside else "wide"
+    assert plan({"free": 0.5}, build(), image, multiple=8).widths()[name] == plan(0.0, build(), image).widths()[name]
+    with pytest.warns(UserWarning, match=f"^multiple: '{name}' stays whole: "):
+        plan({"free": 0.5, name: 0.5}, build(), image, multiple=8)
+
+
 def test_multiples_beside_multiples() -> None:
     """Of four, what is tied to the input is one, and of two layers what each has of a group."""
     assert plan({"wide": 0.5}, Behind(), SIDE_BY_SIDE[1][1], multiple=4).widths()["wide"] == [60, 28]

@@ -18,7 +18,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from growprune.errors import warn
 from growprune.trace import Role
 
 Granularity = Literal["filter", "weight"]
@@ -117,12 +116,12 @@ class Groups:
         owned = torch.cat([units[units >= 0] for units in self.made().values()])
         return torch.bincount(owned, minlength=self.units)
 
-    def multiples(self, of: int, quiet: bool = False) -> dict[Layer, int]:
+    def multiples(self, of: int) -> dict[Layer, int]:
         """For each layer a number of units that has a multiple of `of` channels, in each part wherever they lie.
 
         A unit's channels that lie side by side are of one part: all that a group norm ties, one of each of the equal
         parts that a forward takes an output apart into, or of each group of a convolution. All of its units where no
-        number is sure to leave a multiple: such a layer stays whole, which is told.
+        number is sure to leave a multiple: such a layer stays whole.
         """
         if of == 1:
             return dict.fromkeys(self.layers, 1)
@@ -132,12 +131,7 @@ class Groups:
             owned = units >= 0
             for i, length in set(zip(layer_of[units[owned]].tolist(), lengths[owned].tolist(), strict=True)):
                 beside[i] = math.gcd(beside[i], length)
-        whole = self.uneven(of)
-        if whole and not quiet:
-            name, *others = (layer.name for layer in self.layers if layer in whole)
-            them = f"'{name}' and {len(others)} more stay" if others else f"'{name}' stays"
-            warn(f"multiple: {them} whole: filters there go in unequal lots, so a multiple of {of} is not sure to stay")
-        steps = (of // each for each in beside)
+        whole, steps = self.uneven(of), (of // each for each in beside)
         return {layer: layer.size if layer in whole else n for layer, n in zip(self.layers, steps, strict=True)}
 
     def uneven(self, of: int) -> set[Layer]:

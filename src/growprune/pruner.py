@@ -317,7 +317,7 @@ class Pruner:
             self.groups, self.model, self.example_input, self.criterion, state.generator, self._rows, across
         )
         if isinstance(self.spec, _ratios.Global):
-            filters, multiples = self.groups.filters(), self.groups.multiples(self.multiple, quiet=True)
+            filters, multiples = self.groups.filters(), self.groups.multiples(self.multiple)
             spared = {layer: self.spec.spared(layer.size, self.groups.granularity) for layer in self._losing}
             state.pruned.copy_(criteria.least_of_all(scores, filters, spared, self.spec.ratio, multiples))
             if self.multiple > 1 and self.spec.ratio > 0 and not bool(state.pruned.any()):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -270,12 +270,16 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
         )
     multiples = groups.multiples(multiple)
     if isinstance(spec, Global):
+        due = (layer for layer in groups.layers if spec.ratio > 0 and (spec.stem or not layer.stem))
+        tell_whole(groups, due, multiple)
         if spec.ratio > 0 and multiple > 1 and all(layer.size <= n for layer, n in multiples.items()):
             raise unmoved(multiple)  # whatever the scores will be
         return None
     if isinstance(spec, Speedup):
+        tell_whole(groups, groups.layers, multiple)
         return solve(spec.times, spec.per == "stage", groups, sizes, multiple)
     wanted = [pruned_of(ratio, layer.size) for ratio, layer in zip(per_layer(spec, groups), groups.layers, strict=True)]
+    tell_whole(groups, (layer for layer, lost in zip(groups.layers, wanted, strict=True) if lost), multiple)
     found = [rounded(lost, layer.size, n) for lost, (layer, n) in zip(wanted, multiples.items(), strict=True)]
     if any(wanted) and not any(found):
         raise unmoved(multiple)
@@ -304,6 +308,16 @@ def amiss(groups: Groups, ratios: Sequence[float], lost: Sequence[int]) -> list[
             go = " to ".join(dict.fromkeys(f"{share:.0%}" for share in shares))
             found.append(f"'{layer.name}' loses {lots} at once or none: {go} go, not {ratio:.0%}")
     return found
+
+
+def tell_whole(groups: Groups, asked: Iterable[Layer], multiple: int) -> None:
+    """Tell which of the layers that were to lose some stay whole, since no multiple is sure to stay there."""
+    uneven = groups.uneven(multiple) if multiple > 1 else ()
+    if names := [layer.name for layer in asked if layer in uneven]:
+        them = f"'{names[0]}' and {len(names) - 1} more stay" if names[1:] else f"'{names[0]}' stays"
+        warn(
+            f"multiple: {them} whole: filters there go in unequal lots, so a multiple of {multiple} is not sure to stay"
+        )
 
 
 def unmoved(multiple: int) -> GrowpruneError:

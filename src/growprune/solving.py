@@ -73,7 +73,7 @@ def solve(times: float, by_stage: bool, groups: Groups, sizes: Mapping[str, torc
             raise GrowpruneError("ratios: Speedup(per='stage') needs a network with residual stages; this one has none")
         pace = torch.tensor([LAST_STAGE if layer.stage == groups.stages else 1.0 for layer in groups.layers]).double()
     cost = Cost(groups, sizes)
-    multiples = groups.multiples(multiple, quiet=True)
+    multiples = groups.multiples(multiple)
     gone = [layer.size - torch.tensor(levels(layer.size, n)) for layer, n in multiples.items()]
     due = [
         (g[:-1] + g[1:]) / 2 / (layer.size * p) for g, layer, p in zip(gone, groups.layers, pace, strict=True)
