@@ -8,6 +8,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,11 +164,7 @@ def test_lists_reach_the_layers_they_speak_of() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.one_of(
-        st.integers(0, 999).map(lambda n: n / 1000),
-        st.integers(0, 10**7 - 1).map(lambda n: n / 10**7),
-        st.floats(0, 1, exclude_max=True),
-    ),
+    st.one_of(st.integers(0, 999).map(lambda n: n / 1000), st.integers(0, 10**7 - 1).map(lambda n: n / 10**7)),
     st.one_of(st.integers(1, 2048), st.integers(1, 10**8)),
 )
 @example(0.55, 100)
@@ -175,6 +172,26 @@ def test_lists_reach_the_layers_they_speak_of() -> None:
 def test_a_ratio_takes_the_least_whole_number_of_filters(r: float, size: int) -> None:
     """min(⌈r·N⌉, N − 1) exactly, r as it was written: 0.55 of 100 are 55, though 0.55·100 > 55 in binary."""
     assert pruned_of(r, size) == min(math.ceil(Fraction(repr(r)) * size), size - 1)
+
+
+@given(st.integers(1, 999), st.integers(1, 999), st.integers(1, 100))
+def test_a_ratio_that_was_computed_is_the_one_that_was_meant(n: int, m: int, hundreds: int) -> None:
+    """n/1000 also as a difference or a multiple, which may be a little more: 1 - 0.7, np.linspace(0, 0.9, 10)[3]. And a
+    share of so many, as 16/96."""
+    size = 1000 * hundreds
+    for ratio in (n / 1000, n * 0.001, n * 1e-4 * 10, (n + m) / 1000 - m / 1000, 1 - (1 - n / 1000)):
+        assert pruned_of(ratio, size) == n * hundreds
+        assert gp.Global(0.5, at_most=ratio).spared(size, "weight") == size - n * hundreds
+    assert pruned_of(n / (n + m), n + m) == n
+
+
+@pytest.mark.parametrize(
+    "kind", [np.float16, *(partial(torch.tensor, dtype=t) for t in (torch.half, torch.bfloat16, torch.float8_e5m2))]
+)
+@pytest.mark.parametrize("form", [lambda r: r, lambda r: {"conv": r}, gp.Global, lambda r: gp.Global(0.5, at_most=r)])
+def test_a_ratio_in_half_precision_is_refused(kind: Any, form: Any) -> None:
+    """What was written cannot be told: 0.6875 is eleven of sixteen, and 0.688 in bfloat16."""
+    refused(lambda: read(form(kind(0.9))), "ratios: ", "is in half precision", "give it as a Python number")
 
 
 def test_a_ratio_in_single_precision_is_the_number_that_was_written_in_every_form() -> None:

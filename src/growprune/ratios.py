@@ -77,8 +77,8 @@ class Global:
         (1, 100)
         """
         usual = max(AT_MOST, self.ratio) if granularity == "filter" else 1.0
-        most = Fraction(repr(float(usual if self.at_most is None else self.at_most)))
-        return max(size - math.floor(most * size), 1)
+        most = written(usual if self.at_most is None else self.at_most)
+        return max(size - math.floor((most + STRAY) * size), 1)
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,12 @@ def number(value: object) -> float:
         found = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor on meta, or a complex one
         raise GrowpruneError(f"ratios: {value!r} is not a number") from None
-    single = str(getattr(value, "dtype", "")).endswith("float32")
-    return float(f"{found:.7g}") if single else found  # 0.55 in single precision is a little more
+    kind = str(getattr(value, "dtype", "")).rpartition(".")[2]
+    if kind.startswith(("float16", "bfloat16", "float8")):
+        raise GrowpruneError(
+            f"ratios: {value!r} is in half precision, which holds two digits or three: give it as a Python number"
+        )
+    return float(f"{found:.7g}") if kind == "float32" else found  # 0.55 in single precision is a little more
 
 
 def is_single(value: object) -> bool:
@@ -239,10 +243,19 @@ def speaks_of_stem(spec: Spec) -> bool:
 def pruned_of(ratio: float, size: int) -> int:
     """Of `size` filters at `ratio`, how many go.
 
-    >>> [pruned_of(r, 16) for r in (0, 0.5, 0.9, 0.95)], pruned_of(0.55, 100), pruned_of(0.9, 1)
-    ([0, 8, 15, 15], 55, 0)
+    >>> [pruned_of(r, 16) for r in (0, 0.5, 0.9, 0.95)], pruned_of(0.55, 100), pruned_of(1 - 0.7, 10), pruned_of(0.9, 1)
+    ([0, 8, 15, 15], 55, 3, 0)
     """
-    return min(math.ceil(Fraction(repr(float(ratio))) * size), size - 1)  # the number as written: 0.55 of 100 is 55
+    return min(math.ceil((written(ratio) - STRAY) * size), size - 1)
+
+
+STRAY = Fraction("5e-16")
+"""How far a ratio that was computed may be from the one that was meant: 1 - 0.7 is a little more than 0.3."""
+
+
+def written(ratio: float) -> Fraction:
+    """The number as it is written: 0.55 of 100 are 55, though 0.55 is a little more in binary."""
+    return Fraction(repr(float(ratio)))
 
 
 def rounded(lost: int, size: int, multiple: int, spared: int = 1) -> int:
