@@ -402,6 +402,7 @@ def test_what_a_killed_export_leaves_in_a_run_is_swept_up(finished: Path) -> Non
         ("RUN --batch 0", "--batch: 0 must be 1 or more"),
         ("RUN --input 3x", "--input: '3x' is no shape"),
         ("RUN --input 3x8x8 --out a.pt2", "--model growprune.demo:network --input 3x8x8: the model fails on the exam"),
+        ("RUN --input 3x8x8 --out a.pt2", "; its first convolution takes 1 channel: give --input 1x8x8\n"),
         ("RUN --model vgg91", "did you mean 'vgg19'?"),
         ("RUN --model resnet20 --out a.pt2", "of another network: the file lacks 'layer1.2."),
         ("unfinished", "weights 'unfinished': a run that is not finished: growprune resume unfinished"),

@@ -24,6 +24,7 @@ from growprune.errors import GrowpruneError, line
 from growprune.formats import FORMATS, Format, Runs, silently
 from growprune.holding import MASK, held
 from growprune.measurement import measure, sparsity
+from growprune.planning import advice
 from growprune.proof import TOLERANCE, apart
 from growprune.run import CONFIG, RESULT, as_measured, as_tested, read_json
 from growprune.running import call, leaves, quietly, switched
@@ -182,9 +183,7 @@ def described(net: nn.Module, order: Order) -> tuple[dict[str, Any], dict[str, A
     except Exception as error:
         shape = "x".join(map(str, order.shape))
         why = str(error) if isinstance(error, GrowpruneError) else reason(error)
-        raise GrowpruneError(
-            f"--model {order.model} --input {shape}: {why}; give the shape of one of its inputs, as 3x32x32"
-        ) from error
+        raise GrowpruneError(f"--model {order.model} --input {shape}: {why}; {advice(net, order.shape)}") from error
     if any(bool(t.isnan().any()) for t in outputs):
         raise GrowpruneError(f"{order.model} puts out NaN for random numbers, so that no file of it could be proved")
     facts = {
