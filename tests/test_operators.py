@@ -311,7 +311,7 @@ def test_weights_that_are_computed_before_each_use_stay(make: Callable[[], nn.Co
 
     torch.manual_seed(0)
     model, x = build(), torch.randn(2, 3, 4, 4)
-    pruner = gp.Pruner(model, x, gp.GReg1(ku=1, ks=2, delta_lambda=0.5))
+    pruner = gp.Pruner(model, x, gp.GReg1(ku=1, ks=2, delta_lambda=3.0, tau=6.0))
     assert [layer.name for layer in pruner.groups.layers] == ["6"]
     assert (pruner.skipped, pruner.stays["4"]) == ({}, "its weights are computed before each use")
     assert pruner.stays["2"] == "conv2d() needs all of its channels"

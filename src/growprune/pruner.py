@@ -421,10 +421,12 @@ class Pruner:
                 f"all the same{more}"
             )
         elif self.total_steps:
-            found, steps, past = self.separation(), self.total_steps, self._state.past
+            steps, past = self.total_steps, self._state.past
             began = () if self._state.began is None else self._state.began.tolist()
+            told = began or self.groups.granularity == "filter"  # of single weights older states do not tell
+            found = self.separation() if told else {}
             large = separation.doubtful(found, steps, 0, began) is not None
-            why = self._factors.unpushed(large) or separation.doubtful(found, steps, past, began)
+            why = self._factors.unpushed(large) or separation.doubtful(found, steps, past, began, self.scope == "path")
             if why is not None:
                 warn(f"compact: {why}")
 

@@ -42,15 +42,18 @@ def of(layers: Iterable[Layer], rows: Rows, values: Mapping[str, Tensor], pruned
     return result
 
 
-HARDLY = 0.5
-"""Pruned units that are larger than this beside kept ones have hardly been pushed."""
+HARDLY = 0.1
+"""Pruned units that are larger than this beside kept ones are told: in all three runs of results/budget.json where they
+were, removing them cost more than 50 points."""
 
 
 LATE = 0.1
 """Steps after the push, as a share of its own, in which what goes may have grown again."""
 
 
-def doubtful(found: Mapping[str, Separation], steps: int, past: int, began: Iterable[float] = ()) -> str | None:
+def doubtful(
+    found: Mapping[str, Separation], steps: int, past: int, began: Iterable[float] = (), path: bool = False
+) -> str | None:
     """In words, if pruned units of some layers are still large beside the kept ones at the end of a push of so many
     steps; or if so many were made past its end that they may be again, and how large they are. `began`: what they were
     when they were picked, by layer, if they were small beside the kept ones then already, as the least weights are."""
@@ -63,8 +66,8 @@ def doubtful(found: Mapping[str, Separation], steps: int, past: int, began: Iter
         before = f" ({first[name]:.0%} when it was picked)" if name in first else ""
         return (
             f"the push has ended, but what goes in '{name}'{f' and {len(others)} more' if others else ''} is still "
-            f"{share:.0%} as large as what stays{before}{late}: removal will cost accuracy; a larger learning rate or "
-            "a longer schedule pushes further"
+            f"{share:.0%} as large as what stays{before}{late}: removal may cost accuracy; a larger learning rate or "
+            f"a longer schedule pushes further{'' if path or first else ', scope path too where there is batch norm'}"
         )
     if late and shares:
         name = max(shares, key=lambda each: shares[each])
