@@ -172,7 +172,7 @@ def test_folding_moves_biases_and_running_means_only(case: Case, ratio: float, c
             assert torch.equal(folded[name], value), name
 
 
-@pytest.mark.filterwarnings(DEAD)
+@pytest.mark.filterwarnings(DEAD, AT_ONCE_OR_NONE)
 @settings(deadline=None, max_examples=20, suppress_health_check=SLOW)
 @given(networks(most=2), st.sampled_from([torch.bfloat16, torch.float64]))
 def test_other_number_formats(case: Case, dtype: torch.dtype) -> None:
