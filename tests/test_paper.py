@@ -94,7 +94,7 @@ def command(name: str, out: Path, *more: object) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    found = Shop(tmp_path_factory.mktemp("shop"))
+    found = Shop(tmp_path_factory.mktemp("shop"), "sklearn.datasets", figures=False)
     yield found
     found.close()
 
