@@ -382,18 +382,21 @@ def reproduce(
     """
     from rich.console import Group
 
-    from growprune.distributed import foremost
+    from growprune.distributed import World, foremost, join, one_voice, own
+    from growprune.jobs import usable
     from growprune.paper.comparison import compared
     from growprune.paper.lab import commissioned
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
 
     asked = asking.Reproduce(**given)
-    lab, experiments, only = commissioned(asked, names)
+    world = join(usable(own(asked.device)))[0] if asked.run else World()
     failed: SomeFailedError | None = None
-    if asked.run:
+    with one_voice(world):
+        lab, experiments, only = commissioned(asked, names, world)
         try:
-            fulfil(lab, *experiments, only=only)
+            if asked.run:
+                fulfil(lab, *experiments, only=only)
         except SomeFailedError as error:
             failed = error  # and the tables of all that did not
         except StoppedError as stopped:
