@@ -796,11 +796,20 @@ def test_base_networks_that_another_machine_does_not_see_are_missed_by_all(
     assert {path.name for path in first.iterdir()} <= {"bases", "base-smoke-resnet56-cifar10.json"}
 
 
-def test_what_is_wrong_on_one_machine_alone_ends_both(tmp_path: Path) -> None:
-    """Before there is a run."""
-    (tmp_path / "file").touch()
-    (code, printed, err), (_, _, wrong) = map(ended, two_machines(TABLE, tmp_path / "first", tmp_path / "file"))
-    assert said(wrong) == [f"growprune: --out: {tmp_path / 'file'} is a file; give a folder"]
+@pytest.mark.parametrize("command", ["train", "reproduce"])
+def test_what_is_wrong_on_one_machine_alone_ends_both(tmp_path: Path, command: str) -> None:
+    """Before a run: weights are not there, which one that has begun does not look for; or --out is a file."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    asked, wrong = TABLE, f"--out: {second} is a file; give a folder"
+    if command == "train":
+        options = {**PLAIN, "weights": "none"}
+        asked, wrong = ["train", *words(options)], "weights 'none': no such file"
+        Folder.claim(first, resolve("train", options)).close()
+    else:
+        second.touch()
+    (code, printed, err), (_, _, refusal) = map(ended, two_machines(asked, first, second))
+    (line,) = said(refusal)
+    assert line.startswith(f"growprune: {wrong}")
     assert code != 0
     assert (printed, said(err)) == ("", [])
 
