@@ -182,14 +182,18 @@ def begin(command: str, given: Given, out: Path | None, file: Path | None, as_js
     beside = {name: base.pop(name, None) for name in BESIDE}
     config = configs.resolve(command, given, base)
     out = out or Path(beside["out"] or configs.folder(command, config))
-    from growprune.distributed import foremost
+    from growprune.distributed import foremost, meet, one_voice
+    from growprune.jobs import gathered
     from growprune.origin import foresee, sensible
 
     sensible(config)
     for remark in configs.idle(config) if foremost() else ():
         print(f"growprune: {remark}", file=sys.stderr)
-    if not (out / "config.json").exists():  # a run that has begun has all it needs
-        foresee(config)
+    world = gathered(config.device)
+    with one_voice(world):
+        if not (out / "config.json").exists():  # a run that has begun has all it needs
+            foresee(config)
+        meet(world)
     conclude(config, out, as_json or bool(beside["json"]))
 
 
@@ -382,18 +386,21 @@ def reproduce(
     """
     from rich.console import Group
 
-    from growprune.distributed import foremost
+    from growprune.distributed import World, foremost, one_voice
+    from growprune.jobs import gathered
     from growprune.paper.comparison import compared
     from growprune.paper.lab import commissioned
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
 
     asked = asking.Reproduce(**given)
-    lab, experiments, only = commissioned(asked, names)
+    world = gathered(asked.device) if asked.run else World()
     failed: SomeFailedError | None = None
-    if asked.run:
+    with one_voice(world):
+        lab, experiments, only = commissioned(asked, names, world)
         try:
-            fulfil(lab, *experiments, only=only)
+            if asked.run:
+                fulfil(lab, *experiments, only=only)
         except SomeFailedError as error:
             failed = error  # and the tables of all that did not
         except StoppedError as stopped:
