@@ -107,26 +107,33 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 @contextlib.contextmanager
-def on_a_cpu(place: Path) -> Iterator[None]:
-    """Their modules can be imported, what they put on a GPU stays where it is, and new layers are in float64."""
+def on_a_cpu(place: Path, dtype: torch.dtype = torch.double) -> Iterator[None]:
+    """Their modules can be imported, what they put on a GPU stays where it is, and new layers are of this precision."""
 
     def stay(self: Any, *_: Any, **__: Any) -> Any:
         return self
 
-    with (
-        mock.patch.object(torch.Tensor, "cuda", stay),
-        mock.patch.object(nn.Module, "cuda", stay),
-        mock.patch.object(sys, "path", [str(place), *sys.path]),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        torch.set_default_dtype(torch.double)
+    with mock.patch.object(torch.Tensor, "cuda", stay), mock.patch.object(nn.Module, "cuda", stay), imported(place):
+        torch.set_default_dtype(dtype)
         try:
             yield
         finally:
             torch.set_default_dtype(torch.float32)
 
 
-def their_pruner(place: Path, options: str, net: nn.Module, batches: Any) -> Any:
+@contextlib.contextmanager
+def imported(place: Path) -> Iterator[None]:
+    """Their modules can be imported, and print nothing."""
+    with mock.patch.object(sys, "path", [str(place), *sys.path]), contextlib.redirect_stdout(io.StringIO()):
+        yield
+
+
+def leave_in_eval_mode(net: nn.Module) -> tuple[float, float, float]:
+    net.eval()
+    return 0.0, 0.0, 0.0
+
+
+def their_pruner(place: Path, options: str, net: nn.Module, batches: Any, test: Any = leave_in_eval_mode) -> Any:
     sys.modules.setdefault("pathos.multiprocessing", mock.MagicMock())  # of a pruner that is not used here
     from model import is_single_branch  # theirs
     from pruner import pruner_dict  # theirs
@@ -137,14 +144,10 @@ def their_pruner(place: Path, options: str, net: nn.Module, batches: Any) -> Any
     def nothing(*_: Any, **__: Any) -> None:
         """Into no log, and into no file."""
 
-    def test(_: Any, net: nn.Module, *__: Any) -> tuple[float, float, float]:
-        net.eval()
-        return 0.0, 0.0, 0.0
-
     printer = SimpleNamespace(logprint=nothing, accprint=nothing, netprint=nothing)
     passer = SimpleNamespace(
-        test=test, test_loader=(), train_loader=batches, criterion=nn.CrossEntropyLoss(), save=nothing, args=args,
-        is_single_branch=is_single_branch,
+        test=lambda _, net, *__: test(net), test_loader=(), train_loader=batches, criterion=nn.CrossEntropyLoss(),
+        save=nothing, args=args, is_single_branch=is_single_branch,
     )  # fmt: skip
     made = pruner_dict[args.method].Pruner(net, args, SimpleNamespace(log_printer=printer, ExpID=""), passer)
     made._plot_mag_ratio = nothing  # a picture of every layer at the first iteration

@@ -7,6 +7,7 @@ run as a script, and forks for each command: a process of its own all the same, 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -135,15 +136,17 @@ class Done:
 
 
 class Shop:
-    """A folder with images and networks, where commands are run."""
+    """A folder with images and networks, where commands are run. What forks loads `modules` too beforehand; without
+    `figures` no fork's run draws any for its page, which takes about as long as a small run's steps."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.asking = path, threading.Lock()
+    def __init__(self, path: Path, *modules: str, figures: bool = True) -> None:
+        self.path, self.asking, self.figures = path, threading.Lock(), figures
         (path / "mynets.py").write_text(NETS)
         write_digits(path / "images")
         self.server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
-        )
+            [sys.executable, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=ENVIRONMENT,
+        )  # fmt: skip
 
     def close(self) -> None:
         assert self.server.stdin is not None
@@ -172,7 +175,7 @@ class Shop:
         out, err = log(self.path), log(self.path)
         pid = self.ask(
             arguments=[str(each) for each in arguments], cwd=str(cwd or self.path), limit=limit, out=str(out),
-            err=str(err), environment=environment,
+            err=str(err), environment=environment, figures=self.figures,
         )  # fmt: skip
         return Fork(self, pid, out, err)
 
@@ -312,6 +315,7 @@ def write_digits(folder: Path) -> None:
 
 
 def child(asked: dict[str, Any]) -> int:
+    from growprune import report
     from growprune.cli import main
 
     for number in (signal.SIGHUP, signal.SIGTERM):  # whatever started the tests may have had them ignored
@@ -323,6 +327,8 @@ def child(asked: dict[str, Any]) -> int:
         os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if asked["limit"] is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (asked["limit"], resource.RLIM_INFINITY))
+    if not asked["figures"]:
+        report.run.figures = lambda *_: {}
     try:
         main(asked["arguments"])
     except SystemExit as leaving:
@@ -338,8 +344,11 @@ def serve() -> None:
 
     import growprune.cli
     import growprune.jobs
-    import growprune.report.figures  # noqa: F401
+    import growprune.report.figures
+    import growprune.report.run  # noqa: F401
 
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
     torch.set_num_threads(1)
     for line in sys.stdin:
         asked = json.loads(line)

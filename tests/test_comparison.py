@@ -187,11 +187,29 @@ def test_what_is_no_run_is_left_out_beside_others(tmp_path: Path) -> None:
 
 
 def test_a_seed_counts_once(tmp_path: Path) -> None:
-    """A copy of a run, or the same one done again to the same end, is no second run; another end is."""
-    places = [folder(tmp_path / str(i), final, best=91.0) for i, final in enumerate((90.0, 90.0, 90.5))]
+    """A copy of a run is no second one, nor is the same one done again, elsewhere or on more threads, whose bits and so
+    whose end are others."""
+    ways: list[dict[str, Any]] = [{}, {}, {"threads": 2}, {"device": "cuda", "decode": "gpu", "workers": 3}]
+    places = [folder(tmp_path / str(i), 90.0 + i // 2, **way) for i, way in enumerate(ways)]
+    places.insert(1, folder(tmp_path / "seed", 91.5, seed=1, threads=2, tensorboard=True, save_every=1.0))
     (lot,) = beside.lots(collected(places, print))
-    assert (lot.accuracies("final"), lot.repeats) == ([90.0, 90.5], 1)
-    assert "1 of a seed that is there already, with the same outcome, not counted." in beside.remarks([lot])
+    assert (lot.accuracies("final"), lot.repeats) == ([90.0, 91.5], 3)
+    said = "3 of a seed that is there already, not counted: of each seed the first one given is."
+    assert said in beside.remarks([lot])
+
+
+def test_where_large_images_were_is_told_by_what_was_done(tmp_path: Path) -> None:
+    """On the device they are cropped otherwise. What was asked for says less: small images know no difference."""
+    asked = ("auto", "files", "device", "auto", "device")
+    places = [folder(tmp_path / str(i), 90.0 + i, seed=i, keep=keep) for i, keep in enumerate(asked)]
+    for place in places[3:]:
+        found = json.loads((place / "result.json").read_text())
+        choices = {"images": {"keep": "device", "decode": "cpu"}}
+        (place / "result.json").write_text(json.dumps(found | {"choices": choices}))
+    lots = beside.lots(collected(places, print))
+    assert [(lot.label, lot.accuracies("final")) for lot in lots] == [
+        ("as usual", [90.0, 91.0, 92.0]), ("keep device", [93.0, 94.0]),
+    ]  # fmt: skip
 
 
 def test_what_all_share_is_one_number_else_their_mean(tmp_path: Path) -> None:

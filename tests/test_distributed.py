@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -41,6 +42,7 @@ from growprune.models import CifarResNet
 from growprune.recipe import Stage
 from growprune.run import Folder
 from pictures import SIZE, write
+from runs import contents
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-9
@@ -437,17 +439,22 @@ def coloured(num_classes: int) -> nn.Module:
     return Doubled(*layers, nn.Linear(6, num_classes)).double()
 
 
-def test_two_machines_give_what_one_gives(plain: tuple[Path, str, str], tmp_path: Path) -> None:
+def two_machines(command: list[Any], *outs: Path) -> list[subprocess.Popen[str]]:
+    """The same command on each, with a folder of its own."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    launchers = [
+    return [
         torchrun(
-            "-m", "growprune", "train", *words(PLAIN), "--out", tmp_path / "run", "--json", processes=1,
+            "-m", "growprune", *command, "--out", out, "--json", processes=1,
             more=("--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port)),
         )
-        for rank in range(2)
+        for rank, out in enumerate(outs)
     ]  # fmt: skip
+
+
+def test_two_machines_give_what_one_gives(plain: tuple[Path, str, str], tmp_path: Path) -> None:
+    launchers = two_machines(["train", *words(PLAIN)], tmp_path / "run", tmp_path / "run")
     (first, _), (second, silence) = (passed(launcher) for launcher in launchers)
     assert json.loads(first)["environment"]["world"] == 2
     assert second == ""
@@ -541,14 +548,6 @@ def refused(launcher: subprocess.Popen[str]) -> str:
     assert re.search(r"exitcode *: 2 ", err), err
     assert "growprune/" not in err, f"a traceback of ours: {err}"
     return lines[0]
-
-
-def test_a_batch_that_cannot_be_shared_is_refused(tmp_path: Path) -> None:
-    line = refused(torchrun("-m", "growprune", "train", *words(RUNS["train"], batch=63), "--out", tmp_path / "run"))
-    assert line == (
-        "growprune: --batch: 63 images cannot be shared evenly by 2 processes; give 64, or start another number of them"
-    )
-    assert not (tmp_path / "run").exists()
 
 
 def test_an_error_that_all_have_is_said_once(pair: Path) -> None:
@@ -686,7 +685,8 @@ def test_a_share_of_a_batch() -> None:
     shares = [World(rank, 4).share(256) for rank in range(4)]
     assert [index for share in shares for index in range(256)[share]] == list(range(256))
     World(0, 4).check("--batch", 256)
-    with pytest.raises(GrowpruneError, match="--batch: 254 images cannot be shared evenly by 4 processes; give 256"):
+    said = "--batch: 254 images cannot be shared evenly by 4 processes; give 256, or start another number of them"
+    with pytest.raises(GrowpruneError, match=f"^{said}$"):
         World(3, 4).check("--batch", 254)
 
 
@@ -715,16 +715,96 @@ def test_alone_without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     assert join("cuda") == (World(), "cuda")
 
 
-def test_a_table_is_reproduced_by_several_processes(tmp_path: Path) -> None:
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+TABLE = ["reproduce", "table1", *words({"scale": "smoke", "only": "resnet56-0.9", "device": "cpu"})]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A row of two runs, in two processes, and what was printed and said."""
+    out = tmp_path_factory.mktemp("table") / "paper"
+    return out, *passed(torchrun("-m", "growprune", *TABLE, "--out", out, "--json"))
+
+
+def done(out: Path) -> list[Path]:
+    return sorted(out.glob("smoke-*.json"))
+
+
+def test_a_table_is_reproduced_by_several_processes(table: tuple[Path, str, str]) -> None:
     """Each run by both of them; one puts it on the shelf and shows the table."""
-    asked = ("--scale", "smoke", "--only", "resnet56-0.9", "--device", "cpu", "--out", tmp_path / "paper", "--json")
-    out, err = passed(torchrun("-m", "growprune", "reproduce", "table1", *asked))
-    assert json.loads(out)["name"] == "table1"
+    out, printed, err = table
+    assert json.loads(printed)["name"] == "table1"
     assert err.count(" runs to do, one after another, about ") == 1
-    found = [json.loads(path.read_text()) for path in (tmp_path / "paper").glob("smoke-*.json")]
+    found = [json.loads(path.read_text()) for path in done(out)]
     assert [run["environment"]["world"] for run in found] == [2, 2]
     assert len({run["gone"] for run in found}) == 1
-    assert len(list((tmp_path / "paper" / "bases").iterdir())) == 1
+    assert len(list((out / "bases").iterdir())) == 1
+    assert {path.name for path in out.iterdir()} == {
+        "bases", "runs", "tables", "base-smoke-resnet56-cifar10.json", *(path.name for path in done(out)),
+    }  # fmt: skip
+
+
+def test_the_first_process_looks_what_is_done(table: tuple[Path, str, str], tmp_path: Path) -> None:
+    """The other machine has a folder of its own, in which all runs are there, and waits for none of them."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    for out in (first, second):
+        shutil.copytree(table[0], out, ignore=shutil.ignore_patterns("runs", "tables"))
+    lost = [path.rename(tmp_path / path.name) for path in done(first)]
+    before = contents(second)
+    (printed, err), (nothing, silence) = (passed(launcher) for launcher in two_machines(TABLE, first, second))
+    assert not json.loads(printed)["missing"]
+    assert "2 runs to do" in err
+    for path, old in zip(done(first), lost, strict=True):
+        found, then = (json.loads(each.read_text()) for each in (path, old))
+        assert (found["environment"]["world"], found["accuracy"]) == (2, then["accuracy"])
+    assert (nothing, said(silence)) == ("", [])
+    assert contents(second) == before
+    (printed, err), _ = (passed(launcher) for launcher in two_machines(TABLE, first, tmp_path / "nothing"))
+    assert "nothing to do" in err, "what the other one has not done is not asked"
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_base_networks_that_another_machine_does_not_see_are_missed_by_all(
+    table: tuple[Path, str, str], tmp_path: Path, trained: bool
+) -> None:
+    """Those that are there, and those that would have to be trained first."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(table[0], second, ignore=shutil.ignore_patterns("bases"))
+    if trained:
+        shutil.copytree(table[0], first, ignore=shutil.ignore_patterns("runs", "tables", "smoke-*.json"))
+    ends = [ended(launcher) for launcher in two_machines(TABLE, first, second)]
+    lines = [line for _, _, err in ends for line in said(err)]
+    assert lines, ends
+    for line in lines:  # the other one says it too if it hears no more from torchrun on the first machine
+        assert re.fullmatch(
+            "growprune: --out: .* is not the same folder for all processes, and each reads the base networks in it: "
+            "give one that all machines see",
+            line,
+        )
+    for code, printed, err in ends:
+        assert code != 0
+        assert printed == ""
+        assert re.search(r"exitcode *: 2 ", err), err
+    assert {path.name for path in first.iterdir()} <= {"bases", "base-smoke-resnet56-cifar10.json"}
+
+
+@pytest.mark.parametrize("command", ["train", "reproduce"])
+def test_what_is_wrong_on_one_machine_alone_ends_both(tmp_path: Path, command: str) -> None:
+    """Before a run: weights are not there, which one that has begun does not look for; or --out is a file."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    asked, wrong = TABLE, f"--out: {second} is a file; give a folder"
+    if command == "train":
+        options = {**PLAIN, "weights": "none"}
+        asked, wrong = ["train", *words(options)], "weights 'none': no such file"
+        Folder.claim(first, resolve("train", options)).close()
+    else:
+        second.touch()
+    (code, printed, err), (_, _, refusal) = map(ended, two_machines(asked, first, second))
+    (line,) = said(refusal)
+    assert line.startswith(f"growprune: {wrong}")
+    assert code != 0
+    assert (printed, said(err)) == ("", [])
 
 
 if __name__ == "__main__":

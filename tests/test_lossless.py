@@ -32,19 +32,8 @@ from runs import COMMAND, Fork, Process, Shop, outcome, steps, until
 SHARED = ["--data", "images", "--threads", "1"]
 EVERY_STEP, SOME = ["--save-every", "0"], ["--save-every", "0.02"]
 TRAIN = [
-    "train",
-    "--model",
-    "mynets:small",
-    *SHARED,
-    "--epochs",
-    "6",
-    "--batch",
-    "200",
-    "--lr",
-    "0.1",
-    "--warm-up",
-    "1",
-]
+    "train", "--model", "mynets:small", *SHARED, "--epochs", "6", "--batch", "200", "--lr", "0.1", "--warm-up", "1",
+]  # fmt: skip
 PRUNE = [
     "prune", "--model", "mynets:small", *SHARED, "--weights", "base", "--epochs", "3", "--batch", "200", "--lr", "0.05",
     "--prune-batch", "300", "--prune-lr", "0.05", "--delta-lambda", "0.1", "--tau", "0.5", "--ku", "2", "--ks", "5",

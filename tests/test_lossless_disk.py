@@ -21,7 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from growprune import checkpoint, data
+from growprune import GrowpruneError, checkpoint, data
+from growprune.config import resolve
+from growprune.run import Folder, read_config
 from runs import Shop, contents, newest, outcome, steps, until
 
 SHARED = ["--data", "images", "--threads", "1", "--batch", "300"]
@@ -367,7 +369,7 @@ def test_other_images_are_refused(shop: Shop, run: Path) -> None:
 
 def test_images_may_move(shop: Shop, alone: dict[str, Any], run: Path) -> None:
     """Given again with their new place the command goes on, and `resume` knows it from then on. What else is called so
-    is refused: a folder of another name, or while the old one is there; a network's weights."""
+    is refused: a folder of another name, or of arrays while the old one is there; a network's weights."""
     old, new = run.parent / "old", run.parent / "new"
     for name in ("images", "base"):
         shutil.copytree(shop.path / name, old / name)
@@ -391,6 +393,32 @@ def test_images_may_move(shop: Shop, alone: dict[str, Any], run: Path) -> None:
     found, wanted = outcome(run), alone["prune"]
     assert [found[key] for key in ("network", "notes")] == [wanted[key] for key in ("network", "notes")]
     assert json.loads((run / "config.json").read_text())["data"] == str(new / "images")
+
+
+def test_a_copy_of_class_folders_is_as_good_as_they_are(tmp_path: Path) -> None:
+    """By the names and sizes of the images, wherever it lies and whether or not the old ones are there still."""
+    old, new, run = tmp_path / "old" / "pets", tmp_path / "new" / "pets", tmp_path / "run"
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (old / split / name).mkdir(parents=True)
+            (old / split / name / "0.jpg").write_bytes(b".")
+    plans = [resolve("train", {"data": str(place)}) for place in (old, new, tmp_path / "copy" / "cats")]
+    Folder.claim(run, plans[0]).close()
+    for place in (new, tmp_path / "copy" / "cats"):
+        shutil.copytree(old, place)
+    cat = new / "val" / "cat" / "0.jpg"
+    cat.write_bytes(b"..")
+    with pytest.raises(GrowpruneError, match="holds a run with --data"):
+        Folder.claim(run, plans[1])
+    cat.write_bytes(b".")
+    cat = cat.rename(cat.with_name("1.jpg"))
+    with pytest.raises(GrowpruneError, match="holds a run with --data"):
+        Folder.claim(run, plans[1])
+    cat.rename(cat.with_name("0.jpg"))
+    with pytest.raises(GrowpruneError, match="holds a run with --data"):
+        Folder.claim(run, plans[2])
+    Folder.claim(run, plans[1]).close()
+    assert read_config(run)["data"] == str(new)
 
 
 def test_going_on_from_another_folder(shop: Shop, alone: dict[str, Any], run: Path) -> None:

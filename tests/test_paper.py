@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def command(name: str, out: Path, *more: object) -> tuple[object, ...]:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    found = Shop(tmp_path_factory.mktemp("shop"))
+    found = Shop(tmp_path_factory.mktemp("shop"), "sklearn.datasets", figures=False)
     yield found
     found.close()
 
@@ -249,11 +250,16 @@ def test_imagenets_configurations_are_the_papers() -> None:
         assert base.epochs == 0
 
 
+@lru_cache(maxsize=1)
+def large(network: str) -> tuple[nn.Module, torch.Tensor, gp.Measurement]:
+    net, example = models.create(f"torchvision:{network}"), torch.zeros(1, 3, 224, 224)
+    return net, example, gp.measure(net, example)
+
+
 @pytest.mark.parametrize("level", table3.LEVELS, ids=lambda level: f"{level.network}-{level.speedup}")
 def test_table_3_has_the_papers_speed_ups(level: table3.Level) -> None:
     """Without data: FLOPs of 3.66 G and 4.09 G, and what is left of them."""
-    net, example = models.create(f"torchvision:{level.network}"), torch.zeros(1, 3, 224, 224)
-    before = gp.measure(net, example)
+    net, example, before = large(level.network)
     ignore = [name for name in level.ignore.split(",") if name]
     pruner = gp.Pruner(net, example, gp.OneShot(), ratios=level.ratios, ignore=ignore)
     assert round(before.macs / 1e9, 2) == {"resnet34": 3.66, "resnet50": 4.09}[level.network]

@@ -239,6 +239,8 @@ def test_numbers_from_numpy_are_numbers() -> None:
         ("[1:0.5, x:0.2]", ("x:0.2",)),
         ("[a, 0.5, 0.5, 0.5]", ("'a'",)),
         ("[0, 0.5, 0.5, 0.5", ("]",)),
+        ("0.5]", ("'0.5]' is not a number",)),
+        ("[0:]", ("'0:'",)),
         ("[]", ("empty",)),
         ("[ , ]", ()),
         ("[0,, 0.5, 0.5, 0.5]", ()),
@@ -259,7 +261,9 @@ def test_numbers_from_numpy_are_numbers() -> None:
         (float("nan"), ("nan",)),
         ("nan", ("nan",)),
         ([0, float("nan"), 0.5, 0.5], ("nan",)),
-        (float("inf"), ("inf",)),
+        (float("inf"), ("inf is outside",)),
+        ("[0, inf, 0.5, 0.5]", ("inf is outside",)),
+        ({1, 2}, ("cannot read {1, 2}",)),
         (True, ("True",)),
         ([False, 0.5, 0.5, 0.5], ("False",)),
         ({"layer1.0.conv1": False}, ("False",)),
@@ -280,7 +284,7 @@ def test_numbers_from_numpy_are_numbers() -> None:
         (gp.Global(float("nan")), ("nan",)),
         (gp.Global("0.5"), ("0.5",)),  # type: ignore[arg-type]
         (Ranges(()), ("ratios",)),
-        (gp.Speedup(0.5), ("0.5",)),
+        (gp.Speedup(0.5), ("1 or more, not 0.5",)),
         (gp.Speedup(float("nan")), ("nan",)),
         (gp.Speedup(float("inf")), ("inf",)),
         (gp.Speedup("2"), ("2",)),  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The paper's theory on quadratic losses, trained to convergence under the pruner's own penalty.
 
 E = ½(w − w*)ᵀH(w − w*) is a loss in the weight of a linear layer. All weights carry one constant λ, as while GReg-2
-picks; the converged weights must be ŵ* = (H + δλ·I)⁻¹·H·w* (eq. new_converged_w).
+picks; the converged weights must be ŵ* = (H + δλ·I)⁻¹·H·w* (equation 5).
 """
 
 import itertools
@@ -79,7 +79,7 @@ def converged(
 
 
 def predicted(hessian: Tensor, optimum: Tensor, penalty: float) -> Tensor:
-    """eq. new_converged_w"""
+    """Equation 5."""
     return torch.linalg.solve(hessian + penalty * torch.eye(len(optimum), dtype=torch.double), hessian @ optimum)
 
 
@@ -96,7 +96,7 @@ penalties = st.floats(0.02, 1.0)
 def test_independent_weights_shrink_by_their_curvature(
     curvature: list[float], penalty: float, granularity: str
 ) -> None:
-    """eq. solution_w: r = h / (h + δλ), so the larger the curvature the less a weight moves."""
+    """Equation 6: r = h / (h + δλ), so the larger the curvature the less a weight moves."""
     h = torch.tensor(curvature, dtype=torch.double)
     optimum = torch.linspace(-1.5, 2.0, len(h), dtype=torch.double)
     found, _ = converged(torch.diag(h), optimum, penalty, granularity)
@@ -120,7 +120,7 @@ pairs = st.tuples(curvatures, curvatures, st.floats(-0.95, 0.95))
 def test_two_coupled_weights_follow_the_papers_formula(
     entries: tuple[float, float, float], start: tuple[float, float], penalty: float
 ) -> None:
-    """eq. 2d_new_weights, before its approximation."""
+    """Equation 7, before its approximation."""
     hessian, optimum = two_by_two(*entries), torch.tensor(start, dtype=torch.double)
     found, _ = converged(hessian, optimum, penalty)
     (h11, h12), (_, h22) = hessian.tolist()

@@ -21,6 +21,7 @@ from growprune.errors import ElsewhereError, EndedError, GrowpruneError, Stopped
 from growprune.options import flag
 
 if TYPE_CHECKING:
+    from growprune.distributed import World
     from growprune.paper.comparison import Comparison
 
 REFUSED: type[Exception] = typer.BadParameter.__mro__[2]
@@ -177,20 +178,34 @@ def outcome_table(found: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
     return report.table if found.get("command") == "demo" else run.table
 
 
+def together(device: str) -> World:
+    """This process's place among all; alone it is known at once, and a refusal comes without what a run needs."""
+    from growprune.distributed import World, several
+
+    if not several():
+        return World()
+    from growprune.jobs import gathered
+
+    return gathered(device)
+
+
 def begin(command: str, given: Given, out: Path | None, file: Path | None, as_json: bool) -> None:
     """A run from its options: those given, those of the file, the defaults."""
     base = read_file(file, command) if file is not None else {}
     beside = {name: base.pop(name, None) for name in BESIDE}
     config = configs.resolve(command, given, base)
     out = out or Path(beside["out"] or configs.folder(command, config))
-    from growprune.distributed import foremost
+    from growprune.distributed import foremost, meet, one_voice
     from growprune.origin import foresee, sensible
 
     sensible(config)
     for remark in configs.idle(config) if foremost() else ():
         print(f"growprune: {remark}", file=sys.stderr)
-    if not (out / "config.json").exists():  # a run that has begun has all it needs
-        foresee(config)
+    world = together(config.device)
+    with one_voice(world):
+        if not (out / "config.json").exists():  # a run that has begun has all it needs
+            foresee(config)
+        meet(world)
     conclude(config, out, as_json or bool(beside["json"]))
 
 
@@ -386,18 +401,20 @@ def reproduce(
     """
     from rich.console import Group
 
-    from growprune.distributed import foremost
+    from growprune.distributed import World, foremost, one_voice
     from growprune.paper.comparison import compared
     from growprune.paper.lab import commissioned
     from growprune.paper.reproduce import reproduce as fulfil
     from growprune.several import SomeFailedError
 
     asked = asking.Reproduce(**given)
-    lab, experiments, only = commissioned(asked, names)
+    world = together(asked.device) if asked.run else World()
     failed: SomeFailedError | None = None
-    if asked.run:
+    with one_voice(world):
+        lab, experiments, only = commissioned(asked, names, world)
         try:
-            fulfil(lab, *experiments, only=only)
+            if asked.run:
+                fulfil(lab, *experiments, only=only)
         except SomeFailedError as error:
             failed = error  # and the tables of all that did not
         except StoppedError as stopped:

@@ -72,8 +72,8 @@ BEFORE = "_growprune_before"
 
 
 def shapes_before(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Of a smaller network's tensors, and of one's inside the model, the shapes at full size, as far as they are still
-    those that were cut."""
+    """The full-size shapes of a smaller network's tensors, also where it is a part of the model; not of tensors whose
+    shape has changed since they were cut."""
     now, found = tensors(model), dict[str, tuple[int, ...]]()
     for path, module in model.named_modules():
         for name, (full, cut) in vars(module).get(BEFORE, {}).items():
@@ -239,7 +239,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> None:
 
 
 def statistics(norm: _BatchNorm) -> list[Tensor]:
-    """None where it keeps none."""
+    """The tensors that hold them; an empty list if it keeps none."""
     every = norm.running_mean, norm.running_var, norm.num_batches_tracked
     return [each for each in every if each is not None]
 

@@ -313,7 +313,7 @@ def seen(model: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: int = 10) -> float:
+def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str) -> float:
     """Seconds of a layer's forward and backward, captured as a CUDA graph so that only the device counts."""
     x = torch.randn(shape, device=module.weight.device).to(torch.bfloat16, memory_format=torch.channels_last)
     x.requires_grad_(shape[1] > 3 or not any(p.requires_grad for p in module.parameters()))
@@ -324,11 +324,12 @@ def layer_time(module: nn.Conv2d, shape: tuple[int, ...], kind: str, repeats: in
             out = module(x)
         torch.autograd.grad(out, wanted, torch.ones_like(out))
 
-    return graph_time(run, repeats)
+    return graph_time(run)
 
 
-def graph_time(run: Callable[[], None], repeats: int) -> float:
-    side = torch.cuda.Stream()
+def graph_time(run: Callable[[], None]) -> float:
+    """Seconds of a call, as one of several that are captured together; the best of three rounds."""
+    repeats, side = 10, torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):

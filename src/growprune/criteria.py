@@ -30,8 +30,8 @@ Batches = Iterable[tuple[Any, Any]]
 class Criterion:
     """Scores one layer; `collect` comes first, once, for criteria that need more than the weights.
 
-    `adds`: a unit of several filters scores as much as they do together, and is compared with others by the filter,
-    those of every layer that it is part of.
+    `adds`: the score is a sum over weights, so that a unit of several filters scores as much as they do together. To be
+    compared with units of more or fewer filters it is divided by their number, in all layers that the unit is part of.
     """
 
     adds: ClassVar[bool] = False
@@ -231,8 +231,8 @@ def scores(
     rows: Rows | None = None,
     across: bool = False,
 ) -> Tensor:
-    """The score of every unit, on the model's device; if it adds, by the filter in layers whose units have more or
-    fewer of them, or in all, to be compared `across` layers."""
+    """The score of every unit, on the model's device. One that adds is divided by the unit's number of filters: in
+    layers whose units differ in it, or in all if scores are to be compared `across` layers."""
     values, rows = tensors(model), rows or Rows(groups, next(model.parameters()).device)
     with torch.enable_grad():
         extra = criterion.collect(model, example_input)
@@ -254,7 +254,7 @@ def scores(
 
 
 def least(scores: Tensor, counts: Mapping[Layer, int]) -> Tensor:
-    """Which go, of all units: in each layer so many, those of the least scores.
+    """Which units go: in each layer as many as it says, those with the least scores.
 
     >>> least(torch.tensor([3.0, 1.0, 2.0]), {Layer("conv", 0, 3, 0, None, stem=False): 2}).tolist()
     [False, True, True]
@@ -268,8 +268,8 @@ def least(scores: Tensor, counts: Mapping[Layer, int]) -> Tensor:
 def least_of_all(
     scores: Tensor, filters: Tensor, spared: Mapping[Layer, int], ratio: float, multiples: Mapping[Layer, int]
 ) -> Tensor:
-    """Which go, of all units: the least scores of these layers taken together, until the ratio of their filters is
-    reached, but for the best that each is spared; then as many more or fewer of each layer as leave a multiple.
+    """Which units go: those with the least scores in all layers of `spared` taken together, until `ratio` of their
+    filters are gone; but each layer keeps its `spared` best, and loses more or fewer so that a multiple stays.
 
     >>> layers = Layer("first", 0, 2, 0, None, stem=False), Layer("second", 2, 4, 1, None, stem=False)
     >>> scores, ones = torch.tensor([1.0, 2.0, 4.0, 3.0]), dict.fromkeys(layers, 1)
@@ -351,7 +351,7 @@ def average(
 
 
 def runs(model: nn.Module, x: Any) -> bool:
-    """Is it not the model itself that fails on a batch?"""
+    """Does the model itself run on a batch, so that it is the loss that fails?"""
     try:
         with torch.no_grad():
             call(model, x)

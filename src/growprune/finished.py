@@ -12,7 +12,10 @@ from growprune.errors import GrowpruneError
 from growprune.run import CONFIG, RESULT, read_config, read_json, read_notes
 from growprune.schedule import is_number
 
-APART = ("seed", "device", "threads", "layout", "compile", "kernels", "deterministic", "eval_every", *Config.HARMLESS)
+APART = (
+    "seed", "device", "threads", "layout", "compile", "kernels", "decode", "deterministic", "eval_every",
+    *Config.HARMLESS,
+)  # fmt: skip
 """Options that runs of one kind may differ in: chance, and where and how fast they are computed."""
 
 
@@ -28,12 +31,16 @@ class Ran:
     @property
     def options(self) -> dict[str, Any]:
         """What can have made a difference; the network that it began with by its hash, if that is known. An option that
-        there was not yet had its default."""
+        there was not yet had its default. Large images are cropped otherwise where they were kept on the device: it
+        counts what was done, not what --keep says."""
         silent = {*APART, *saying_nothing(self.config.get("schedule"))}
         known = {k: v for k, v in {**self.usual, **self.config}.items() if k not in silent}
         named = Train(**{key: self.config[key] for key in ("model", "data", "seed") if key in self.config})
         if known.get("weights") == str(folder("train", named)):  # trained with the same seed, as is usual
             known["weights"] = None
+        if "keep" in known:
+            images = (self.result.get("choices") or {}).get("images") or {}
+            known["keep"] = "device" if images.get("keep") == "device" else "auto"
         base = (self.result.get("base") or {}).get("sha256")
         return known | ({"weights": base[:8]} if base else {})
 

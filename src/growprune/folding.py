@@ -36,7 +36,8 @@ CALLS = {
     "linear": (0, 1, 1),
     "addmm": (1, 2, 0),
 }
-"""Operators of layers: which arguments are the input and the weight, and along which of its dimensions that reads."""
+"""Operators of layers: which arguments are the input and the weight, and along which dimension of the weight lie the
+channels that are read."""
 
 
 class Onward(TorchDispatchMode):
@@ -139,8 +140,8 @@ def lost(groups: Groups, pruned: Tensor) -> dict[tuple[str, int], Tensor]:
 
 @torch.no_grad()
 def vanished(ghost: nn.Module, groups: Groups, pruned: Tensor, fixed_norm: bool) -> None:
-    """Set the pruned filters' weights to zero, and what norms have kept of them to what that becomes: the mean to what
-    the layer still sends, its bias. With the norm's scale at zero too it is no matter what else the norm takes in."""
+    """Set the pruned filters' weights to zero, and their running means, unless these were fixed, to what the layer then
+    still sends, its bias. With the norm's scale at zero too it does not matter what else the norm takes in."""
     full = tensors(ghost)
     means = {s.tensor: gone(pruned, s.units).nonzero().flatten() for s in groups.slices if s.role == "mean"}
     followed = {owner(mean) for mean in means}
@@ -161,8 +162,8 @@ BIASED = (
 
 
 def give_bias(module: nn.Module, bias: Tensor) -> None:
-    """A standard layer without bias gets one, to hold what its vanished channels sent; other forwards are not ours. It
-    trains if the layer does."""
+    """A standard layer without bias gets one, to hold what its vanished channels sent; a user's own forward would not
+    use it. It trains if the layer does."""
     if type(module).forward in {kind.forward for kind in BIASED}:
         trains = bool(module.weight.requires_grad)
         module.register_parameter("bias", nn.Parameter(bias.clone(), requires_grad=trains))

@@ -117,11 +117,11 @@ class Groups:
         return torch.bincount(owned, minlength=self.units)
 
     def multiples(self, of: int) -> dict[Layer, int]:
-        """For each layer a number of units that has a multiple of `of` channels, in each part wherever they lie.
+        """For each layer, the least number of units whose channels are a multiple of `of`, wherever they lie.
 
-        A unit's channels that lie side by side are of one part: all that a group norm ties, one of each of the equal
-        parts that a forward takes an output apart into, or of each group of a convolution. All of its units where no
-        number is sure to leave a multiple: such a layer stays whole.
+        Channels of a unit that lie side by side count together, as all that a group norm ties. Those that lie apart,
+        one in each equal part of an output or in each group of a convolution, are a multiple in each place. Where no
+        number is sure to leave a multiple it is all units: such a layer stays whole.
         """
         if of == 1:
             return dict.fromkeys(self.layers, 1)
@@ -135,8 +135,8 @@ class Groups:
         return {layer: layer.size if layer in whole else n for layer, n in zip(self.layers, steps, strict=True)}
 
     def uneven(self, of: int) -> set[Layer]:
-        """Layers whose units make some weight's filters in lots of several sizes, or beside such as stay in any case:
-        how many stay there hangs on which units do, unless each lot is a multiple by itself."""
+        """Layers with a weight whose filters go in lots of unequal size, or lie beside some that always stay: how many
+        stay depends on which units do, unless each lot is a multiple by itself."""
         found, layer_of = set[Layer](), self.layer_of
         for s in self.of_role("filter"):
             owned = s.units[s.units >= 0]

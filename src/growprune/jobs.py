@@ -67,6 +67,12 @@ def run(
         raise SystemExit(128 + stopped.signal) from None
 
 
+def gathered(device: str) -> World:
+    """This process's place among all, for what they look into before a run: what is wrong on one machine alone must not
+    leave the others waiting."""
+    return distributed.join(usable(distributed.own(device)))[0]
+
+
 def one(
     config: Config, out: Path, device: str, world: World, quiet: bool, label: str, last: Last
 ) -> tuple[dict[str, Any], int | None]:

@@ -39,9 +39,9 @@ class Penalized:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of the optimizers updates: some of the parameters under penalty, and in which of its groups they are."""
+    """The parameters under penalty that one of the optimizers updates."""
 
-    places: dict[int, int]  # by the parameter's index
+    places: dict[int, int]  # by the parameter's index: in which of the optimizer's groups it is
     decoupled: bool
 
 
@@ -62,12 +62,12 @@ class Factors:
         self.form = "l2"
         self.weights: list[nn.Parameter] = []
         self.shares: dict[torch.optim.Optimizer, Share] = {}
-        self.due: list[int] = []  # by weight, its optimizer's steps, and in how many of them it had no gradient
-        self.missed: list[int] = []
+        self.due: list[int] = []  # by weight, how many steps its optimizer made,
+        self.missed: list[int] = []  # and in how many of them it had no gradient
         self.flat = self.views()
 
     def layout(self, units: Tensor, into: Tensor) -> None:
-        """Spread a flag a unit over the flat buffer: an entry has it if any of its dimensions does."""
+        """Spread one flag per unit over the flat buffer: an entry is set if its unit is, in any of its dimensions."""
         for p in self.parameters:
             flag = into[p.start : p.stop].view(p.shape)
             flag.zero_()
@@ -76,7 +76,7 @@ class Factors:
                 flag |= gone(units, s.units).view(shape)
 
     def set_pruned(self, units: Tensor, active: Tensor) -> None:
-        """What goes; of the rest only `active`, the units of layers that lose some, are touched from now on."""
+        """Push `units` from now on. Of the rest only `active`, the units of layers that lose some, are touched."""
         self.layout(active, self.owned)
         self.layout(units & active, self.pruned)
 
@@ -105,8 +105,8 @@ class Factors:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def bind(self, optimizers: Mapping[torch.optim.Optimizer, bool], schedule: Schedule) -> float:
-        """Check that the optimizers, each decoupled or not, hold every penalised parameter; their weight decay, the
-        paper's γ."""
+        """Act on these optimizers (True: decoupled), which must hold every penalised parameter; returns their weight
+        decay, the paper's γ."""
         held = {
             id(p): (optimizer, i)
             for optimizer in reversed([*optimizers])
@@ -204,8 +204,8 @@ class Factors:
                     way([w for w, _ in live], [f for _, f in live], group)
 
     def unpushed(self, large: bool) -> str | None:
-        """Why a weight was hardly pushed, whatever the schedule, if one was. `large`: what goes is large still; if
-        it is not, the few steps with a gradient were enough."""
+        """A weight that was hardly pushed, and why; None if there is none. Missing gradients are a reason only if what
+        goes is still `large`: if it is not, the steps that had one were enough."""
         own = dict(self.model.named_parameters())
         for p, w, due, missed in zip(self.parameters, self.weights, self.due, self.missed, strict=False):
             if own.get(p.name) is not w:
@@ -239,8 +239,8 @@ class Factors:
 
 
 def penalized(model: nn.Module, groups: Groups, scope: Scope, active: Tensor) -> list[Penalized]:
-    """The parameters in scope that belong to layers which lose something; not tied tables that are frozen, which go
-    with their filters as they are."""
+    """The parameters in scope that belong to layers which lose something. Left out are frozen tables that are tied to
+    filters: their columns go with the filters, unpushed."""
     path = scope == "path"
     roles = {*MAKERS, "scale", "shift"} if path else {*MAKERS}
     own = dict(model.named_parameters())
@@ -265,7 +265,7 @@ MECHANICS = ("fused", "capturable", "differentiable")
 
 
 def normalizes(optimizer: torch.optim.Optimizer) -> bool:
-    """Does this optimizer divide the gradient's size away? Tried out: a tenfold gradient, is the way tenfold?"""
+    """Does this optimizer divide the gradient's size away? Tried out: does a tenfold gradient move a probe tenfold?"""
     if type(optimizer) in (torch.optim.SGD, torch.optim.LBFGS):
         return False
     moved = []
@@ -281,7 +281,7 @@ def normalizes(optimizer: torch.optim.Optimizer) -> bool:
             moved.append(float(probe.detach().abs().max()))
     except Exception as error:
         kind = type(optimizer).__name__
-        if isinstance(optimizer, (torch.optim.SGD, torch.optim.LBFGS)):  # of a kind of its own, most likely no other
+        if isinstance(optimizer, (torch.optim.SGD, torch.optim.LBFGS)):  # a subclass: most likely as its parent
             return False
         raise GrowpruneError(
             f"attach: cannot tell whether {kind} normalises gradients: say decoupled=True or False"

@@ -31,15 +31,27 @@ from growprune.separation import Separation, StopRule
 from growprune.state import State
 
 OURS = GReg1, GReg2, OneShot, Ended
+"""Schedules whose penalties need no check."""
 PATIENCE = 10
+"""How often in a row a pruner that is attached to nothing is asked whether it is done before that is told."""
 
 
 class Pruner:
     """Prunes `model` while its owner trains it.
 
     `example_input`: a tensor, a tuple or list of arguments, or a dict of keyword arguments; a batch of one will do.
-    `ignore`: layers never touched, by name or module, so that what they read stays too. `seed`: of the random one.
-    `multiple`: a layer that loses some keeps a multiple of so many (8, say: devices are slow at odd widths).
+    `schedule`: how they go: `GReg1()` unless told otherwise, `GReg2()`, `OneShot()`, or a `Schedule` of your own.
+    `criterion`: which go: "l1", "l2", "taylor", "obd", "random", a `Criterion`, or a function of a layer's matrix (one
+    row a unit) that gives a score a row; the least go.
+    `ratios`: how much of each layer goes: a number for all but the stem, the paper's lists ("[0, 0.5, 0.5, 0.5]" by
+    stage, "[0:0, 1-15:0.7]" by layer), a dict by name, `Global(r)` over all layers, or `Speedup(x)`.
+    `granularity`: what goes: "filter", with all that hangs on it, or a single "weight".
+    `scope`: what the penalty touches: a "filter" alone (the paper), or its whole "path" into the next layers.
+    `coupled`: filters that an addition ties together go together; else they stay.
+    `ignore`: layers never touched, by name or module, so that what they read stays too.
+    `seed`: of what "random", or a criterion of your own, draws.
+    `multiple`: a layer that loses filters keeps a multiple of this number (8, say: devices are slow at odd widths).
+
     Afterwards `skipped` says which layers the model's own code keeps from being pruned, and why; `stays` says so of all
     layers that cannot lose anything, whatever their ratio.
     """
@@ -170,7 +182,7 @@ class Pruner:
     def masks(self) -> dict[str, Tensor]:
         """By layer, True for each unit that stays (shaped like the weight for single weights). Before GReg-2 has
         picked, all stay. What is tied to a layer (a depthwise convolution; other layers, if `coupled`) goes with it.
-        A unit is one filter, or those that go together only, as a group norm's group does: `widths` counts filters."""
+        A unit is one filter, or several that can only go together (a group norm's group): `widths` counts filters."""
         self._follow_device()
         keep = ~self._state.pruned if self._state.picked else torch.ones_like(self._state.pruned)
         result = {layer.name: keep[layer.start : layer.stop] for layer in self.groups.layers}
@@ -372,7 +384,7 @@ class Pruner:
 
         `optimizer`: it, or each of several, goes on with the new parameters, its state cut alike. `fold`: what removed
         filters still send onward goes into what follows. `calibrate`: batches to estimate batch-norm statistics anew
-        on. `fixed_norm`: batch norm was in eval mode while filters were pushed, so what they send onward is another.
+        on. `fixed_norm`: batch norm was in eval mode while filters were pushed, which changes what they send onward.
         """
         checks.not_for_inference("compact")
         if not self._state.picked:
@@ -413,7 +425,7 @@ class Pruner:
         return small
 
     def _doubt(self, goes_on: bool) -> None:
-        """Tell if removal will cost more than it need."""
+        """Tell if removal will cost accuracy that more pushing would have saved."""
         if not self._over:
             more = "; the larger network is still pushed" if goes_on and self._optimizers else ""
             warn(

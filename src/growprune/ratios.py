@@ -1,9 +1,9 @@
 """How much of each layer goes: the paper's list syntaxes, one number, names, one global ratio, or a speed-up to reach.
 
 A specification is read once into one of the small classes below; `counts` turns it, for given groups, into the
-number of units each layer loses. Of N filters at ratio r, min(⌈r·N⌉, N − 1) go, or as many more as are tied to the last
-of them: a layer is never emptied. Where those that stay have to be a multiple of some number, it is the nearest that
-there is.
+number of units each layer loses. Of N units at ratio r, min(⌈r·N⌉, N − 1) go, so that a layer is never emptied. A unit
+is one filter as a rule, or several that can only go together. If a multiple of some number has to stay, it is the
+nearest that there is.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class ByName:
 class Global:
     """One ratio of the filters of all layers together: the least scores anywhere go (the paper's OBD table).
 
-    But no layer loses more than `at_most` of its own: what it would lose beyond stays, and is not taken elsewhere. By
-    default that is 95 % of its filters, or the ratio if that is more; of single weights, all but one. The stem stays
-    whole unless `stem` says that it is one of the layers; if it is part of a residual stream it goes as that does.
+    But no layer loses more than `at_most` of its own, and what it is spared is not taken elsewhere. By default that is
+    95 % of its filters, or the ratio if that is more; of single weights, all but one. The stem takes part only with
+    `stem=True`; one that belongs to a residual stream goes as the stream does.
     """
 
     ratio: float
@@ -259,8 +259,8 @@ def written(ratio: float) -> Fraction:
 
 
 def rounded(lost: int, size: int, multiple: int, spared: int = 1) -> int:
-    """How many of `size` go instead of `lost`, so that a multiple stays: the nearest, of two the larger, not less than
-    are `spared`. All may stay, whatever their number, and do where no multiple is left.
+    """How many of `size` go instead of `lost`, so that the nearest multiple stays (of two equally near the larger), but
+    not less than `spared`. All may stay whatever their number, and do where there is no such multiple.
 
     >>> [rounded(lost, 64, 8) for lost in (0, 3, 4, 5, 44, 63)], rounded(19, 20, 8), rounded(4, 5, 8), rounded(7, 20, 1)
     ([0, 0, 0, 8, 40, 56], 12, 0, 7)
@@ -302,12 +302,12 @@ def counts(spec: Spec, groups: Groups, sizes: Mapping[str, torch.Size], multiple
 
 
 AMISS = 0.25
-"""Of a layer's filters: more that go, or fewer, than was asked for is told."""
+"""By how much of a layer's filters the share that goes may miss its ratio; more is told."""
 
 
 def amiss(groups: Groups, ratios: Sequence[float], lost: Sequence[int]) -> list[str]:
-    """Layers that lose quite another share of their filters than was asked for, since several go together only; or may,
-    where that hangs on which go."""
+    """One line for each layer that loses quite another share of its filters than was asked for, since they go several
+    at once; or may lose it, where the share depends on which go."""
     if groups.granularity == "weight":
         return []
     found, made = [], groups.made()
@@ -334,7 +334,7 @@ def tell_whole(groups: Groups, asked: Iterable[Layer], multiple: int) -> None:
 
 
 def unmoved(multiple: int) -> GrowpruneError:
-    """What rounding to multiples leaves of a plan: nothing."""
+    """The error of a plan of which rounding to multiples leaves nothing."""
     return GrowpruneError(
         f"multiple: no layer loses any filter if a multiple of {multiple} has to stay: give a smaller one, or a larger "
         "ratio"
@@ -394,6 +394,6 @@ def prunable(name: str, groups: Groups) -> Layer:
 
 
 def leads(name: str, groups: Groups) -> list[str]:
-    """The layers whose units the filters of another are, if they are tied and go together (coupled=True)."""
+    """The layers that the filters of `name` go with, if they are tied to these (coupled=True)."""
     units = {int(i) for s in groups.of_role("filter") if layer_name(s.tensor) == name for i in s.units}
     return [layer.name for layer in groups.layers if not units.isdisjoint(range(layer.start, layer.stop))]

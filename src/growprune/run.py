@@ -31,6 +31,7 @@ from growprune.checkpoint import Loaded
 from growprune.config import CLASSES, SHAPES, Config, differences
 from growprune.errors import ElsewhereError, GrowpruneError, nearest
 from growprune.options import flag
+from growprune.reading import fingerprint
 from growprune.storage import save as save_network
 from growprune.storage import write_whole
 
@@ -55,6 +56,13 @@ def unlike(key: str, old: Any, new: Any) -> str:
     if old in none:
         return f"without {flag(key)}, which is {new} now"
     return f"with {flag(key)} {old}, " + ("which is not given now" if new in none else f"not {new}")
+
+
+def copied(old: Path, new: Path) -> bool:
+    """Do two class folders hold the same images, by names and sizes? Of arrays (.npz, CIFAR's files) these tell
+    nothing."""
+    found = fingerprint(old)
+    return found is not None and found == fingerprint(new)
 
 
 class Folder:
@@ -131,12 +139,12 @@ class Folder:
         return moved
 
     def moved(self, there: Any, here: Any) -> bool:
-        """May images that lay there lie here now? That folder is gone, this one is called the same; whether they are as
-        many, of the same classes, the run finds out when it goes on."""
+        """May images that lay there lie here now? This folder is called the same; that one is gone, or this is a copy
+        of it. Whether they are as many, of the same classes, the run finds out when it goes on."""
         if not (isinstance(there, str) and isinstance(here, str)) or CLASSES.keys() & {there, here}:
             return False
         old, new = ((self.home or Path.cwd()) / place for place in (there, here))
-        return old.name == new.name and new.is_dir() and not os.path.lexists(old)
+        return old.name == new.name and new.is_dir() and (not os.path.lexists(old) or copied(old, new))
 
     def close(self) -> None:
         if self._lock is not None:

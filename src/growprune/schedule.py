@@ -19,7 +19,7 @@ Form = Literal["l2", "l1"]
 
 
 class Phase(StrEnum):
-    """Where a step stands: λ grows for all groups, for the pruned ones, it holds, or pruning is over."""
+    """What happens to λ in a step: it grows for all groups, grows for the pruned ones, holds, or pruning is over."""
 
     PICK = "pick"
     PUSH = "push"
@@ -43,8 +43,9 @@ OVER = Penalty(Phase.DONE, 0.0, 0.0)
 class Schedule:
     """What a schedule of your own must say: how long it is, when groups are picked, and the penalty at each step.
 
-    All of it by the step's number alone. `at(i)` gives λ of what was picked and of what stays (0: left alone) in step
-    i; until the pick all groups carry the first. Numbers and texts that it holds tell its states from others'.
+    All of it follows from the step's number alone. `at(i)` gives λ in step i: `pruned` for what was picked (before the
+    pick: for all groups), `kept` for what stays in the layers that lose something (0: left alone). A saved state is
+    refused by a schedule whose fields hold other numbers or texts.
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class Squared(Schedule):
@@ -63,6 +64,8 @@ class Schedule:
     Penalty(phase=<Phase.PUSH: 'push'>, pruned=0.25, kept=0.0)
     """
 
+    form: Form = "l2"
+
     @property
     def total_steps(self) -> int:
         return 0
@@ -74,8 +77,6 @@ class Schedule:
 
     def at(self, step: int) -> Penalty:
         return OVER
-
-    form: Form = "l2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +95,8 @@ class GReg1(Schedule):
         λ(i) = δλ · (⌊i / Ku⌋ + 1) until λ > τ, then the same λ for Ks steps: Ku·τ/δλ + Ks steps in all
 
     (Algorithm 1 leaves its loop after one step at λ > τ; that step is the first of the Ks.) `form="l1"` penalises
-    λ‖w‖₁ instead. `stop_ratio`: also end pushing once in every layer the kept weights' mean magnitude is so many times
-    the pruned ones' (the authors' code has 1000; None, the paper: λ > τ alone).
+    λ‖w‖₁ instead. `stop_ratio`: pushing also ends once the mean magnitude of the kept weights is this many times that
+    of the pruned ones in every layer (the authors' code: 1000). None, as in the paper: only λ > τ ends it.
 
     >>> GReg1().total_steps, GReg1().at(0).pruned, round(GReg1().at(104_999).pruned, 4)
     (105000, 0.0001, 1.0001)
@@ -143,7 +144,7 @@ class GReg2(Schedule):
         picking: λ(i) = δλ' · (⌊i / Ku⌋ + 1) for all groups, δλ' = 1e-5
         pushing: λ grows by δλ = 1e-4 for the picked groups, −γ for the kept ones; then Ks steps to stabilise
 
-    `gamma` None: the optimizer's weight decay.
+    `gamma` None: the optimizer's weight decay, which −γ then just cancels for the kept groups.
 
     >>> GReg2().pick_step, GReg2().total_steps, GReg2().at(0).pruned
     (10010, 114000, 1e-05)
@@ -239,7 +240,7 @@ def increments(ceiling: float, delta: float) -> int:
 
 
 def check(schedule: GReg1 | GReg2, *more: str) -> None:
-    """Every field of a schedule, in one line each: `more` names further positive numbers."""
+    """Refuse a field that makes no sense; `more` names further fields that must be positive."""
     kind = type(schedule).__name__
     plain_numbers(schedule)
     for name in ("delta_lambda", "tau", *more):
@@ -276,7 +277,7 @@ def is_whole(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Finite, and no bool; whole numbers too long for a float are none."""
+    """A finite number, and no bool; a whole number too long for a float does not count."""
     try:
         return is_real(value) and abs(float(value)) < 1e300  # type: ignore[arg-type]
     except OverflowError:
@@ -284,14 +285,14 @@ def is_number(value: object) -> bool:
 
 
 def plain_numbers(fields: Any) -> None:
-    """In a frozen dataclass numpy's numbers become Python's, for what is kept of it is read again without numpy."""
+    """Make numpy's numbers in a frozen dataclass Python's: what is saved of it is read again without numpy."""
     for name, value in vars(fields).items():
         if is_real(value):
             object.__setattr__(fields, name, plain(value))
 
 
 def plain(value: Any) -> Any:
-    """As a state can hold it, and be told from others by it: numbers, texts, and lists of these; of the rest nothing.
+    """A field as a saved state holds it: numbers, texts, and lists of these; None for anything else.
 
     >>> plain((1, 0.5, "l2", True, None, len))
     [1, 0.5, 'l2', True, None, None]

@@ -54,9 +54,10 @@ LATE = 0.1
 def doubtful(
     found: Mapping[str, Separation], steps: int, past: int, began: Iterable[float] = (), path: bool = False
 ) -> str | None:
-    """In words, if pruned units of some layers are still large beside the kept ones at the end of a push of so many
-    steps; or if so many were made past its end that they may be again, and how large they are. `began`: what they were
-    when they were picked, by layer, if they were small beside the kept ones then already, as the least weights are."""
+    """A warning in words if, after a push of so many `steps`, pruned units of some layers are still large beside the
+    kept ones; or if so many steps were made `past` its end that they may have grown again. `began`: by layer, how large
+    they were when they were picked, since the least single weights are small beside the kept ones from the start.
+    `path`: was their whole path pushed?"""
     shares = {name: float(layer.pruned / layer.kept) for name, layer in found.items()}
     first = dict(zip(found, began, strict=False))
     large = {name: share for name, share in shares.items() if share > HARDLY * min(1.0, first.get(name, 1.0))}

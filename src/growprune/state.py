@@ -55,7 +55,7 @@ class State:
 
     def load(self, saved: dict[str, Any], plan: dict[str, Any], total_steps: int) -> None:
         """What was saved, if it is whole and of this plan; else it is refused, nothing changed."""
-        whole(saved, len(self.pruned))
+        saved = whole(saved, len(self.pruned))
         for key, mine in plan.items():
             if saved["plan"].get(key) != mine:
                 what = SAID.get(key, f"its {key}")
@@ -69,10 +69,8 @@ class State:
         for key in ("began", "ratio"):
             fits(saved, key)
         self.step, self.picked, self.ended = int(saved["step"]), bool(saved["picked"]), saved["ended"]
-        self.past = int(saved.get("past", 0))  # older states do not know it, nor the turn
-        self.turns.stepped = {*saved.get("turn", ())}
-        began = saved.get("began")  # nor this
-        self.began = None if began is None else began.to(self.pruned.device)
+        self.past, self.turns.stepped = int(saved["past"]), {*saved["turn"]}
+        self.began = None if saved["began"] is None else saved["began"].to(self.pruned.device)
         self.pruned.copy_(saved["pruned"])
         self.generator.set_state(saved["generator"])
         if self.rule is not None:
@@ -81,48 +79,46 @@ class State:
 
 SAID = {"ratios": "what goes of each layer", "layers": "what it can prune"}
 """Parts of a plan, in words where their names do not say what they hold."""
+NEWER: dict[str, Any] = {"past": 0, "turn": [], "began": None}
+"""What older states do not have."""
+
+
+def wrong(key: str, what: object) -> GrowpruneError:
+    return GrowpruneError(f"this is not a pruner's state: its '{key}' is {what}")
 
 
 def fits(saved: dict[str, Any], key: str) -> None:
     """Has it one number for each layer that loses something?"""
     parts = saved["pruned"].split([size for _, size in saved["plan"]["layers"]])
-    layers, given = sum(bool(part.any()) for part in parts), saved.get(key)
+    layers, given = sum(bool(part.any()) for part in parts), saved[key]
     if given is not None and given.shape != (layers,):
-        raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {tuple(given.shape)}, not {(layers,)}")
+        raise wrong(key, f"{tuple(given.shape)}, not {(layers,)}")
 
 
-def whole(given: Any, units: int) -> None:
-    """Is this a pruner's state, whole and of the right kind?"""
-    kinds: dict[str, Any] = {
-        "plan": dict, "step": int, "picked": bool, "pruned": Tensor, "ended": (int, type(None)),
-        "ratio": (Tensor, type(None)), "generator": Tensor,
-    }  # fmt: skip
+def whole(given: Any, units: int) -> dict[str, Any]:
+    """A pruner's state, if this is one: whole and of the right kinds, an older one with what it does not have."""
     if not isinstance(given, dict):
         raise GrowpruneError(f"this is not a pruner's state: need a dict, not {type(given).__name__}")
+    kinds: dict[str, Any] = {
+        "plan": dict, "step": int, "turn": list, "picked": bool, "pruned": Tensor, "ended": int | None,
+        "began": Tensor | None, "ratio": Tensor | None, "generator": Tensor,
+    }  # fmt: skip
+    saved: dict[str, Any] = NEWER | given
     for key, kind in kinds.items():
-        if key not in given:
+        if key not in saved:
             raise GrowpruneError(f"this is not a pruner's state: it has no '{key}'")
-        if not isinstance(given[key], kind):
-            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given[key])}")
-    past = given.get("past", 0)  # older states do not know it
-    for key, value in (("step", given["step"]), ("past", past)):
-        if not is_whole(value) or value < 0:
-            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
-    for key, kind, usual in (("turn", list, []), ("began", (Tensor, type(None)), None)):
-        if not isinstance(given.get(key, usual), kind):
-            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(given[key])}")
-    step, ended, turn = given["step"], given["ended"], given.get("turn", [])
-    possible = ended is None or (is_whole(ended) and 0 <= ended <= step)
-    for key, value, fine in (("ended", ended, possible), ("turn", turn, all(is_whole(n) and n >= 0 for n in turn))):
-        if not fine:
-            raise GrowpruneError(f"this is not a pruner's state: its '{key}' is {short(value)}")
+        if not isinstance(saved[key], kind):
+            raise wrong(key, short(saved[key]))
+    step, ended = [saved["step"]], [] if saved["ended"] is None else [saved["ended"]]
+    for key, numbers in {"step": step, "past": [saved["past"]], "turn": saved["turn"], "ended": ended}.items():
+        if not all(is_whole(n) and n >= 0 for n in numbers) or (key == "ended" and numbers > step):
+            raise wrong(key, short(saved[key]))
     generator = torch.Generator().get_state()
     for key, shape, kind in (("pruned", (units,), torch.bool), ("generator", generator.shape, generator.dtype)):
-        if given[key].shape != shape or given[key].dtype != kind:
-            raise GrowpruneError(
-                f"this is not a pruner's state: its '{key}' is {tuple(given[key].shape)}, not {tuple(shape)}"
-            )
+        if saved[key].shape != shape or saved[key].dtype != kind:
+            raise wrong(key, f"{tuple(saved[key].shape)}, not {tuple(shape)}")
     try:
-        torch.Generator().set_state(given["generator"])
+        torch.Generator().set_state(saved["generator"])
     except RuntimeError as error:
-        raise GrowpruneError(f"this is not a pruner's state: its 'generator' is none: {line(error)}") from error
+        raise wrong("generator", f"none: {line(error)}") from error
+    return saved

@@ -1,7 +1,8 @@
 """`growprune reproduce`: do the runs that tables need and are not done yet, then set them beside the paper's.
 
 The base networks come first; then every run, several at a time on a GPU. Each finished run is put on the shelf at once;
-an interrupted one goes on where it was. The table can be made at any time from what is there.
+an interrupted one goes on where it was. The table can be made at any time from what is there. Of several processes the
+first one looks what there is, and the others do as it says.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 from growprune import data
 from growprune.cifar import KINDS as CIFARS
 from growprune.config import Config, Prune, differences, scaling
-from growprune.distributed import foremost, launched, own, processes
+from growprune.distributed import anyone, foremost, launched, own, processes
 from growprune.errors import GrowpruneError
 from growprune.feeds import COMFORT
 from growprune.jobs import run, threads, usable
@@ -59,13 +61,14 @@ def missing(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> Wan
 
 
 def reproduce(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> None:
-    """Do what is missing, as far as it can be done."""
-    settings = list(needed(lab, *experiments, only=only))
-    for damage in lab.shelf.damaged(settings):
-        lab.say(f"{damage}: taken as not run, and kept as {OLD} when it is")
-    for line in done_without(lab, settings):
-        lab.say(line)
-    wanted = missing(lab, *experiments, only=only)
+    """Do what is missing, as far as it can be done. Of several processes the first one looks what that is, for all."""
+    if lab.world.first:
+        settings = list(needed(lab, *experiments, only=only))
+        for damage in lab.shelf.damaged(settings):
+            lab.say(f"{damage}: taken as not run, and kept as {OLD} when it is")
+        for line in done_without(lab, settings):
+            lab.say(line)
+    wanted = lab.told(lambda: missing(lab, *experiments, only=only))
     if not wanted:
         lab.say("every run is there: nothing to do")
         return
@@ -84,6 +87,7 @@ def reproduce(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> N
             lab.say(f"{base.name} is gone: it is trained again, and taken if it comes out the same")
     have_images(lab, bases)
     same_images(lab, bases)
+    seen_by_all(lab, there, untrained)
     if foremost():  # to know how long it looks through the images
         lab.say(forecast(lab, untrained, wanted))
     failures += train(lab, untrained)
@@ -100,7 +104,14 @@ def reproduce(lab: Lab, *experiments: Experiment, only: Sequence[str] = ()) -> N
 
 
 def grounds(lab: Lab, bases: Sequence[Base]) -> tuple[dict[Base, Ground], dict[Base, str]]:
-    """The base networks that are there; and of those that were and are no more, what is wrong."""
+    """The base networks that are there, as the first process finds them, each where it lies for this one; and of those
+    that were and are no more, what is wrong."""
+    there, lost = lab.told(lambda: looked_for(lab, bases))
+    files = {base: lab.shelf.network(base, ground.facts["sha256"]) for base, ground in there.items()}
+    return {base: replace(ground, file=files[base]) for base, ground in there.items()}, lost
+
+
+def looked_for(lab: Lab, bases: Sequence[Base]) -> tuple[dict[Base, Ground], dict[Base, str]]:
     there: dict[Base, Ground] = {}
     lost: dict[Base, str] = {}
     for base in bases:
@@ -162,11 +173,12 @@ def have_images(lab: Lab, bases: Sequence[Base]) -> None:
 def same_images(lab: Lab, bases: Sequence[Base]) -> None:
     """A folder is known by its name: of another one of that name, results must not be taken for this one's. It may lie
     elsewhere; a base network that does not know the names and sizes of its images is compared by their number."""
-    for base in bases:
-        config, about = lab.base_config(base), lab.shelf.about(base)
-        if not about.exists() or not Path(config.data).is_dir():
+    abouts = {base: lab.shelf.about(base) for base in bases}
+    found = lab.told(lambda: {base: read_json(about) for base, about in abouts.items() if about.exists()})
+    for base, facts in found.items():
+        config = lab.base_config(base)
+        if not Path(config.data).is_dir():
             continue
-        facts = read_json(about)
         before, now = facts["images"]["train"], available(config)
         if not about_as_many(before, now):
             raise GrowpruneError(
@@ -181,6 +193,17 @@ def same_images(lab: Lab, bases: Sequence[Base]) -> None:
             )
 
 
+def seen_by_all(lab: Lab, there: Mapping[Base, Ground], untrained: Sequence[Base]) -> None:
+    """Each process reads the base networks in its own --out: all refuse if one does not see them there, or would not
+    see those that are still to be trained."""
+    unseen = anyone(lab.world, not all(ground.file.exists() for ground in there.values()))
+    if unseen or (untrained and not lab.shared()):
+        raise GrowpruneError(
+            f"--out: {lab.out} is not the same folder for all processes, and each reads the base networks in it: give "
+            "one that all machines see"
+        )
+
+
 def marked(config: Config) -> str | None:
     """What tells a folder of images from others; None has a set that goes by its name."""
     return fingerprint(Path(config.data)) if config.data not in data.NAMES else None
@@ -189,7 +212,7 @@ def marked(config: Config) -> str | None:
 def train(lab: Lab, bases: Sequence[Base]) -> Failures:
     """Base networks, each once for all runs."""
     folders = {lab.shelf.training(base): base for base in bases}
-    plans = [(lab.base_config(base), folder) for folder, base in folders.items()]
+    plans = list(zip(lab.told(lambda: [*map(lab.base_config, bases)]), folders, strict=True))
     at_once = min(lab.at_once, len(plans))
 
     def shelve(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Several runs beside each other: what sets them apart, what each came to, and pictures.
 
-Those that differ in nothing but their seed are one row.
+Those that differ in nothing but their seed are one row, where each seed counts once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Lot:
 
     runs: list[Ran]
     label: str
-    repeats: int = 0  # of a seed, with the very same outcome: not counted again
+    repeats: int = 0  # of a seed that is there already: not counted
 
     def values(self, which: Callable[[Mapping[str, Any]], float | None]) -> list[float]:
         found = (which(run.result) for run in self.runs)
@@ -69,7 +69,7 @@ def lots(runs: Iterable[Ran]) -> list[Lot]:
     named = [said(each[0], telling) for each in found.values()]
     result = []
     for each, label in zip(found.values(), named, strict=True):
-        own = {repr([run.config.get("seed"), run.result["accuracy"]]): run for run in reversed(each)}
+        own = {run.config.get("seed"): run for run in reversed(each)}
         runs = [run for run in each if run in own.values()]
         result.append(Lot(runs, label or ("as usual" if any(named) else runs[0].name), len(each) - len(runs)))
     return result
@@ -181,7 +181,7 @@ def remarks(found: Sequence[Lot]) -> list[str]:
     if any(lot.runs[1:] for lot in found):
         told.append("±: the standard deviation over the runs of a row (divided by n); in brackets how many they are.")
     if repeats := sum(lot.repeats for lot in found):
-        told.append(f"{repeats} of a seed that is there already, with the same outcome, not counted.")
+        told.append(f"{repeats} of a seed that is there already, not counted: of each seed the first one given is.")
     if found[1:]:
         told.append("Options that a row does not name have their defaults, or are the same in all.")
     pruned = [run for run in runs if "schedule" in run.options]
