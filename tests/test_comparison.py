@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,8 @@ def test_a_seed_counts_once(tmp_path: Path) -> None:
     assert (lot.accuracies("final"), lot.repeats) == ([90.0, 91.5], 3)
     said = "3 of a seed that is there already, not counted: of each seed the first one given is."
     assert said in beside.remarks([lot])
+    (lot,) = beside.lots([lot.runs[0], replace(lot.runs[0])])  # the same file, kept in two folders
+    assert (len(lot.runs), lot.repeats) == (1, 1)
 
 
 def test_where_large_images_were_is_told_by_what_was_done(tmp_path: Path) -> None:

@@ -69,8 +69,10 @@ def lots(runs: Iterable[Ran]) -> list[Lot]:
     named = [said(each[0], telling) for each in found.values()]
     result = []
     for each, label in zip(found.values(), named, strict=True):
-        own = {run.config.get("seed"): run for run in reversed(each)}
-        runs = [run for run in each if run in own.values()]
+        own: dict[Any, Ran] = {}
+        for run in each:
+            own.setdefault(run.config.get("seed"), run)
+        runs = [*own.values()]
         result.append(Lot(runs, label or ("as usual" if any(named) else runs[0].name), len(each) - len(runs)))
     return result
 
