@@ -5,13 +5,15 @@
 
 Their pruner, their ResNet56 with the weights of our base network, and real CIFAR-10, for all of GReg-1 at a ratio of
 0.9 as the paper has it at Ku = 1: λ to 1 in 10,000 steps, 5,000 more, then 120 epochs of fine-tuning as in their
-main.py (plain SGD; 0.01, from epoch 60 on 0.001, from 90 on 0.0001), in batches of 256 and in PyTorch's float32. Ours
-from the same network, with the same filters gone, is in results/paper. About a quarter of an hour of a GPU.
+main.py (SGD with momentum; 0.01, from epoch 60 on 0.001, from 90 on 0.0001), in batches of 256 and in PyTorch's
+float32. (Theirs stops growing λ sooner if what is pushed comes to a thousandth of what is kept: `steps` in the result
+tells.) Ours from the same network, with the same filters gone, is in results/paper. A quarter of an hour of a GPU.
 
-Nothing of theirs is changed but this: indices of the filters that go are Python's numbers, not a tensor on the GPU, in
-which theirs looks up each filter, one by one, at every growth of λ. Images come from memory, padded, cropped and
-mirrored on the device as ours are; they are scaled by CIFAR-10's own mean and deviation, as our base network knows
-them. What was done is kept in `--work` after pushing and every ten epochs; the same command goes on from there.
+Of their pruner one thing is changed, beside the stand-ins of authors.py (log, checkpoints, plot): indices of the
+filters that go are Python's numbers, not a tensor on the GPU, in which theirs looks up each filter, one by one, at
+every growth of λ. Images come from memory, padded, cropped and mirrored on the device as ours are; they are scaled by
+CIFAR-10's own mean and deviation, as our base network knows them (their loader takes ImageNet's). What was done is kept
+in `--work` after pushing and every ten epochs; the same command goes on from there.
 """
 
 from __future__ import annotations
