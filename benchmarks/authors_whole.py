@@ -7,7 +7,7 @@ Their pruner, their ResNet56 with the weights of our base network, and real CIFA
 0.9 as the paper has it at Ku = 1: λ to 1 in 10,000 steps, 5,000 more, then 120 epochs of fine-tuning as in their
 main.py (SGD with momentum; 0.01, from epoch 60 on 0.001, from 90 on 0.0001), in batches of 256 and in PyTorch's
 float32. (Theirs stops growing λ sooner if what is pushed comes to a thousandth of what is kept: `steps` in the result
-tells.) Ours from the same network, with the same filters gone, is in results/paper. A quarter of an hour of a GPU.
+tells.) Ours from the same network, with the same filters gone, is in results/paper. Some 15 minutes of a GPU.
 
 Of their pruner one thing is changed, beside the stand-ins of authors.py (log, checkpoints, plot): indices of the
 filters that go are Python's numbers, not a tensor on the GPU, in which theirs looks up each filter, one by one, at
@@ -126,15 +126,19 @@ def tuned(args: argparse.Namespace, images: Cifar, net: nn.Module, state: dict[s
             optimizer.step()
         course.append(images.accuracy(net))
         if epoch % 10 == 9:
-            keep(args.work, net=net, pushed=state["pushed"], optimizer=optimizer.state_dict(), course=course)
+            keep(args, net=net, pushed=state["pushed"], optimizer=optimizer.state_dict(), course=course)
     return course
 
 
-def keep(work: Path | None, **state: Any) -> None:
-    if work:
-        work.mkdir(parents=True, exist_ok=True)
-        torch.save(state, work / "new.pt")
-        os.replace(work / "new.pt", work / "state.pt")
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    return {key: getattr(args, key) for key in ("batch", "ks", "delta", "epochs", "images")}
+
+
+def keep(args: argparse.Namespace, **state: Any) -> None:
+    if args.work:
+        args.work.mkdir(parents=True, exist_ok=True)
+        torch.save({"asked": asked(args), "chance": torch.get_rng_state(), **state}, args.work / "new.pt")
+        os.replace(args.work / "new.pt", args.work / "state.pt")
 
 
 def main() -> None:
@@ -159,16 +163,18 @@ def main() -> None:
         state: dict[str, Any] = {}
         if args.work and (args.work / "state.pt").is_file():  # our own file, of this command
             state = torch.load(args.work / "state.pt", map_location=args.device, weights_only=False)
+            if state["asked"] != asked(args):
+                parser.error(f"--work: {args.work} was begun with {state['asked']}")
+            torch.set_rng_state(state["chance"].cpu())
         else:
             net, found = pushed(args, images)
             state = {"net": net, "pushed": found}
-            keep(args.work, **state)
+            keep(args, **state)
         course = tuned(args, images, state["net"], state)
     result = state["pushed"] | {"course": course, "final": course[-1], "best": max(course)}
     print({name: value for name, value in result.items() if isinstance(value, float)})
     if args.out:
-        asked = {"batch": args.batch, "ks": args.ks, "delta_lambda": args.delta, "epochs": args.epochs}
-        found = {"benchmark": "authors-whole", "asked": asked, "images": images.images, **result}
+        found = {"benchmark": "authors-whole", "asked": asked(args), **result}
         args.out.write_text(json.dumps(found | {"environment": environment(args.device, 1)}) + "\n")
 
 

@@ -354,14 +354,16 @@ def test_two_pruners_on_one_optimizer() -> None:
     ("rate", "scope", "told"),
     [
         (1e-4, "filter", ["[6-9].% as large .* pushes further, scope path too where there is batch norm$"]),
-        (0.15, "filter", ["1.% as large"]),
+        (0.175, "filter", ["11% as large"]),
         (0.15, "path", ["1.% as large as what stays: .* a longer schedule pushes further$"]),
+        (0.2, "filter", []),
         (1.0, "filter", []),
     ],
 )
 def test_a_push_that_did_not_push_is_told(rate: float, scope: Any, told: list[str]) -> None:
     """The schedule is over, but with so small a learning rate nothing has moved, or not far enough. Pushed far: nothing
     to say."""
+    torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     pruner = gp.Pruner(model, X, gp.GReg1(delta_lambda=0.1, ku=1, ks=5), ratios={"conv2": 0.5}, scope=scope)

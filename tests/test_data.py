@@ -641,6 +641,15 @@ def test_the_example_is_the_same_noise_each_time() -> None:
     assert torch.equal(images.example(), images.example())
 
 
+def test_fewer_test_images_are_from_all_over_the_set() -> None:
+    images = Images(Train(model="x", data="digits", device="cpu"), "cpu", World())
+    whole = [y for _, y in images.tested(10)]
+    few = images.fewer(images.sizes["test"] // 3)
+    assert torch.equal(torch.cat([y for _, y in few.tested(10)]), torch.cat(whole[::3]))
+    assert images.fewer(images.sizes["test"]).one_in == 1
+    assert torch.equal(torch.cat([y for _, y in images.tested(10)]), torch.cat(whole))
+
+
 def test_a_constant_channel_has_no_deviation() -> None:
     found = in_memory(np.full((4, 8, 8, 1), 51, np.uint8))
     assert (found.mean, found.std) == ((0.2,), (1.0,))

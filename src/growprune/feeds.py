@@ -53,6 +53,7 @@ class Images:
         self.sizes = {"train": len(found.train), "test": len(found.test)}
         self.decode: Decode = "gpu" if config.decode == "gpu" else "cpu"
         self.large = isinstance(found.train, Folder)
+        self.one_in = 1  # of how many test images, or batches of them, one is looked at
         self._copy: keeping.Copy | None = None
         self._source: Resident | Kept | Streamed | None = None
 
@@ -131,13 +132,14 @@ class Images:
     def tested(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """This process's share of the test images, normalised, with their labels."""
         size = min(size, LARGE) if self.large else size
+        rank, step = self.world.rank, self.world.size * self.one_in
         if self.test is not None:
             every = data.batches(self.test, self.device, size)
-            chosen: Iterator[tuple[Tensor, Tensor]] = islice(every, self.world.rank, None, self.world.size)
+            chosen: Iterator[tuple[Tensor, Tensor]] = islice(every, rank, None, step)
         else:
             source = self.source(self.config.batch)
             assert isinstance(source, Streamed)
-            chosen = source.test(size, self.world.rank, self.world.size)
+            chosen = source.test(size, rank, step)
         for x, y in chosen:
             yield self.normal(x), y
 
@@ -151,6 +153,12 @@ class Images:
             found = (source.batch_of(rows) for rows in plan)
         for x, y in found:
             yield self.normal(x), y
+
+    def fewer(self, enough: int) -> Images:
+        """The same, but of a test set that is several times as large as that only a part, from all over it."""
+        twin = copy.copy(self)
+        twin.one_in = max(1, self.sizes["test"] // enough)
+        return twin
 
     def scaled(self, normalize: str) -> Images:
         """The same images to test on, scaled in another way."""

@@ -93,6 +93,8 @@ def one(
             at_home(folder, world, progress),
             heeding(jobs) as asked,
         ):
+            if folder is not None:
+                folder.images_there()
             last.makes_way(config)
             jobs.append(Job(config, folder, device, world, progress))
             for job, failure in together(jobs):

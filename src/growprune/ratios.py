@@ -168,7 +168,7 @@ def number(value: object) -> float:
     kind = str(getattr(value, "dtype", "")).rpartition(".")[2]
     if kind.startswith(("float16", "bfloat16", "float8")):
         raise GrowpruneError(
-            f"ratios: {value!r} is in half precision, which holds two digits or three: give it as a Python number"
+            f"ratios: {value!r} is in half precision or less, of two digits or three: give it as a Python number"
         )
     return float(f"{found:.7g}") if kind == "float32" else found  # 0.55 in single precision is a little more
 

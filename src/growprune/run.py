@@ -40,6 +40,8 @@ BASE, LOCK, CHECKPOINTS = "base.safetensors", ".lock", "checkpoints"
 SCRAP = re.compile(r"\..+\.(json|jsonl|safetensors|html|png|onnx|pt2)\.[a-z0-9_]{8}")
 """What `write_whole` leaves behind when it is killed."""
 ANOTHER = "name another folder with --out"
+SAME_NAME = "a folder of images that was moved must be called as it was"
+MOVED = f"if they were moved, give the command that began the run with the new --data ({SAME_NAME})"
 
 
 def closed(path: Path, error: OSError) -> ElsewhereError:
@@ -133,8 +135,9 @@ class Folder:
             if not (moved := key == "data" and self.moved(old, new)):
                 others = [flag(name) for name, *_ in found if name != key]
                 also = f" ({', '.join(others)} {'differ' if others[1:] else 'differs'} too)" if others else ""
+                same = f" ({SAME_NAME})" if key == "data" and not CLASSES.keys() & {old, new} else ""
                 raise GrowpruneError(
-                    f"{self.path}: holds a run {unlike(key, old, new)}{also}; {ANOTHER}, or give the old value"
+                    f"{self.path}: holds a run {unlike(key, old, new)}{also}; {ANOTHER}, or give the old value{same}"
                 )
         return moved
 
@@ -145,6 +148,12 @@ class Folder:
             return False
         old, new = ((self.home or Path.cwd()) / place for place in (there, here))
         return old.name == new.name and new.is_dir() and (not os.path.lexists(old) or copied(old, new))
+
+    def images_there(self) -> None:
+        """Of a run that has begun: if not, say how it goes on with them elsewhere."""
+        images = str(self.config.get("data"))
+        if not self.new and images not in CLASSES and not Path(images).expanduser().is_dir():
+            raise GrowpruneError(f"{self.path}: its images were in '{images}', which is not there; {MOVED}")
 
     def close(self) -> None:
         if self._lock is not None:
