@@ -619,6 +619,21 @@ def test_images_are_scaled_as_the_network_was_trained(
     torch.testing.assert_close(images.normal(pixels)[0, :, 0, 0], expected)
 
 
+@pytest.mark.parametrize("normalize", ["own", "none", "0.5/0.5"])
+def test_other_pixels_are_other_images_however_they_are_scaled(tmp_path: Path, normalize: str) -> None:
+    def arrays(value: int) -> Images:
+        for part in ("train", "test"):
+            x = np.full((4, 8, 8, 3), 51, np.uint8)
+            x[0, 0, 0] = value
+            np.savez(tmp_path / f"{part}.npz", x=x, y=np.arange(4) % 2, classes=np.array(["a", "b"]))
+        return Images(Train(model="x", data=str(tmp_path), normalize=normalize, device="cpu"), "cpu", World())
+
+    first = arrays(51).known()
+    arrays(51).recognized(first, print)
+    with pytest.raises(GrowpruneError, match=r"not the images that this run began with: (own )?mean was"):
+        arrays(52).recognized(first, print)
+
+
 def test_as_many_means_as_there_are_channels() -> None:
     config = Train(model="x", data="digits", normalize="0.5,0.5,0.5/1,1,1", device="cpu")
     with pytest.raises(

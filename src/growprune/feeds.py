@@ -174,7 +174,15 @@ class Images:
     def known(self) -> dict[str, Any]:
         """What tells these images from others."""
         facts = {**self.sizes, "shape": list(self.shape), "classes": list(self.dataset.classes)}
-        return {**facts, **self.files} if self.large else {**facts, "mean": list(self.dataset.mean)}
+        if self.large:
+            return facts | self.files
+        mean = {} if self.config.normalize == "own" else {"own mean": self.mean}
+        return facts | {"mean": list(self.dataset.mean)} | mean
+
+    @cached_property
+    def mean(self) -> list[float]:
+        """Of small images themselves, however they are scaled."""
+        return list(data.statistics(self.dataset.train, self.config.resolution)[0])
 
     @cached_property
     def files(self) -> dict[str, str]:
