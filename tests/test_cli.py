@@ -678,6 +678,13 @@ def test_eval_does_not_hang_on_the_training_images(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
 
 
+def test_a_network_for_grey_images_is_told_that_pictures_are_read_in_colour(tmp_path: Path) -> None:
+    write_pictures(tmp_path, 2)
+    code, _, err = growprune_says("train", *NET[2:], "--data", tmp_path, "--resolution", 64, "--device", "cpu")
+    assert code == 2
+    assert err.endswith("or grey images as train.npz and test.npz: picture files are read in colour\n")
+
+
 @pytest.mark.parametrize("keep", ["device", "files"])
 @pytest.mark.parametrize(
     ("spoil", "said"),

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from growprune import convolutions, distributed
 from growprune.compact import calibrate
-from growprune.config import Config
+from growprune.config import CLASSES, Config
 from growprune.errors import GrowpruneError, line
 from growprune.feeds import Images
 from growprune.pruner import Pruner
@@ -74,6 +74,9 @@ def fits(net: nn.Module, images: Images, config: Config) -> None:
         out = twin(images.example())
     except (RuntimeError, ValueError, AssertionError, IndexError) as error:
         known = ", such as growprune.demo:network for digits" if config.data == "digits" else ""
+        first = next((each for each in net.modules() if isinstance(each, nn.Conv2d)), None)
+        if first is not None and config.data not in CLASSES and (first.in_channels, images.shape[0]) == (1, 3):
+            known = ", or grey images as train.npz and test.npz: picture files are read in colour"
         raise GrowpruneError(
             f"{config.model} does not take {what}: {line(error)}; give another --model{known}"
         ) from error
