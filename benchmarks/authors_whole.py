@@ -7,7 +7,7 @@ Their pruner, their ResNet56 with the weights of our base network, and real CIFA
 0.9 as the paper has it at Ku = 1: λ to 1 in 10,000 steps, 5,000 more, then 120 epochs of fine-tuning as in their
 main.py (SGD with momentum; 0.01, from epoch 60 on 0.001, from 90 on 0.0001), in batches of 256 and in PyTorch's
 float32. (Theirs stops growing λ sooner if what is pushed comes to a thousandth of what is kept: `steps` in the result
-tells.) Ours from the same network, with the same filters gone, is in results/paper. Some 15 minutes of a GPU.
+tells.) Ours from the same network, with the same filters gone, is in results/paper. Not timed yet.
 
 Of their pruner one thing is changed, beside the stand-ins of authors.py (log, checkpoints, plot): indices of the
 filters that go are Python's numbers, not a tensor on the GPU, in which theirs looks up each filter, one by one, at
@@ -64,16 +64,12 @@ class Cifar:
     @torch.no_grad()
     def accuracy(self, net: nn.Module) -> float:
         """On the test set, in percent."""
-        was = net.training
+        was, right = net.training, 0
         net.eval()
-        right = sum(
-            (net(self.source.normalized(x).contiguous()).argmax(1) == y).sum() for x, y in batches(*self.parts())
-        )
+        for x, y in batches(self.test, self.device, 1000):
+            right += int((net(self.source.normalized(x).contiguous()).argmax(1) == y).sum())
         net.train(was)
-        return 100 * float(right) / len(self.test.y)
-
-    def parts(self) -> tuple[Any, str, int]:
-        return self.test, self.device, 1000
+        return 100 * right / len(self.test.y)
 
 
 def pushed(args: argparse.Namespace, images: Cifar) -> tuple[nn.Module, dict[str, Any]]:
@@ -100,14 +96,8 @@ def pushed(args: argparse.Namespace, images: Cifar) -> tuple[nn.Module, dict[str
     small = pruner.prune()
     took = time.perf_counter() - start
     left = {name: len(kept) for name, kept in pruner.kept_wg.items()}
-    found = {
-        "tests": course,
-        **last,
-        "after_removal": images.accuracy(small),
-        "steps": pruner.total_iter + 1,
-        "seconds": took,
-    }
-    return small, found | {"left": left}
+    found = {"tests": course, **last, "after_removal": images.accuracy(small), "left": left}
+    return small, found | {"steps": pruner.total_iter + 1, "seconds": took}
 
 
 def tuned(args: argparse.Namespace, images: Cifar, net: nn.Module, state: dict[str, Any]) -> list[float]:

@@ -31,9 +31,11 @@ import pictures
 from growprune import data
 from growprune.config import Train
 from growprune.data import Dataset, Folder, Part, Resident, load
+from growprune.demo import network
 from growprune.distributed import World
 from growprune.errors import GrowpruneError
 from growprune.feeds import Images
+from growprune.scales import doubt
 
 CLASSES = [f"class{i}" for i in range(10)]
 
@@ -632,6 +634,26 @@ def test_other_pixels_are_other_images_however_they_are_scaled(tmp_path: Path, n
     arrays(51).recognized(first, print)
     with pytest.raises(GrowpruneError, match=r"not the images that this run began with: (own )?mean was"):
         arrays(52).recognized(first, print)
+
+
+@pytest.mark.parametrize(
+    ("anew", "usual", "said"),
+    [
+        (99.0, 60.0, "99.0 % with batch norm's statistics"),  # no usual scale is the one
+        (65.0, 60.0, "60.0 % with --normalize own"),
+        (45.0, 90.0, "90.0 % with --normalize own"),
+        (45.0, 38.0, "45.0 % with batch norm's statistics"),
+    ],
+)
+def test_a_usual_scale_is_named_where_it_may_be_the_one(
+    monkeypatch: pytest.MonkeyPatch, anew: float, usual: float, said: str
+) -> None:
+    found = iter([anew, usual, 0.0, 0.0])
+    monkeypatch.setattr("growprune.evaluation.accuracy", lambda *_: next(found))
+    images = Images(Train(model="x", data="digits", normalize="none", device="cpu"), "cpu", World())
+    asked = doubt(network(), images, 30.0, 64)
+    assert asked is not None
+    assert f"is right on 30.0 % of the test images, and on {said}" in asked
 
 
 def test_as_many_means_as_there_are_channels() -> None:
